@@ -1,0 +1,1 @@
+"""Kernels: torch and triton only, each with its reference beside it."""
