@@ -125,6 +125,15 @@ class CandidateProposed(_Body):
 
 
 @dataclass(frozen=True)
+class ProposalsMade(_Body):
+    """The round's proposals are complete: `count` of them, fewer than asked for where no untried plan is left."""
+
+    type: ClassVar[str] = "proposals_made"
+    round: int
+    count: int
+
+
+@dataclass(frozen=True)
 class TrialStarted(_Body):
     type: ClassVar[str] = "trial_started"
     trial: int
@@ -211,6 +220,7 @@ Body = (
     | Profiled
     | RoundStarted
     | CandidateProposed
+    | ProposalsMade
     | TrialStarted
     | TrialProgress
     | TrialJudged
