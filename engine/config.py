@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NoReturn
+
+from engine.errors import UserError
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
 ARCHITECTURES: tuple[Architecture, ...] = ("llama", "qwen2", "qwen3")
@@ -80,3 +83,155 @@ class DraftConfig:
     target_layer_ids: tuple[int, ...]
     num_target_layers: int
     extra: dict[str, float] = field(default_factory=dict)
+
+
+CAUSAL_LM_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_SUPPORTED = "Llama, Qwen2 and Qwen3 are supported"
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
+
+
+def refuse(where: str, problem: str, code: str) -> NoReturn:
+    """Raise the UserError of a checkpoint: `where` is its path, `problem` the rest of the sentence."""
+    raise UserError(f"{where}: {problem}.", code=code)
+
+
+def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
+    """The typed form of a config.json, read as transformers reads it (its defaults where a key is absent).
+
+    Raises UserError, naming `where` and the thing, for whatever this engine does not compute: quantised
+    weights, another architecture, mixture of experts, sliding windows, hybrid attention, another activation,
+    an unknown rope type, a size that is missing or no positive integer.
+    """
+    if quantization := raw.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else "unknown"
+        refuse(
+            where,
+            f"its weights are quantised ({str(method).upper()}), which is not supported; use the unquantised checkpoint",
+            "quantised",
+        )
+    architecture = _architecture(raw, where)
+    _refuse_partial_attention(raw, where)
+    if (activation := raw.get("hidden_act", "silu")) not in ("silu", "swish"):
+        refuse(where, f"activation {activation!r} is not supported, only silu", "unknown-activation")
+
+    hidden, heads = _size(raw, "hidden_size", where), _size(raw, "num_attention_heads", where)
+    kv_heads = heads if raw.get("num_key_value_heads") is None else _size(raw, "num_key_value_heads", where)
+    default_head_dim = 128 if architecture == "qwen3" else hidden // heads
+    head_dim = default_head_dim if raw.get("head_dim") is None else _size(raw, "head_dim", where)
+    if heads % kv_heads:
+        refuse(where, f"{heads} attention heads cannot share {kv_heads} key/value heads evenly", "bad-config")
+    if head_dim % 2:
+        refuse(where, f"a head of {head_dim} elements is odd and cannot be rotated", "bad-config")
+    max_positions = _size(raw, "max_position_embeddings", where)
+    llama_bias = architecture == "llama" and bool(raw.get("attention_bias", False))
+    qwen3_bias = architecture == "qwen3" and bool(raw.get("attention_bias", False))
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_size(raw, "vocab_size", where),
+        hidden_size=hidden,
+        num_layers=_size(raw, "num_hidden_layers", where),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=_size(raw, "intermediate_size", where),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=_rope_from_hf(raw, max_positions, where),
+        max_positions=max_positions,
+        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=architecture == "qwen2" or llama_bias or qwen3_bias,
+        o_bias=llama_bias or qwen3_bias,
+        mlp_bias=architecture == "llama" and bool(raw.get("mlp_bias", False)),
+        qk_norm=architecture == "qwen3",
+        bos_token_id=raw.get("bos_token_id"),
+        eos_token_ids=token_ids(raw.get("eos_token_id")),
+        name=str(raw.get("_name_or_path") or ""),
+    )
+
+
+def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """An `eos_token_id` entry, which is a number, a list or null, as a tuple."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _architecture(raw: Mapping[str, Any], where: str) -> Architecture:
+    model_type = str(raw.get("model_type") or "")
+    classes = raw.get("architectures") or []
+    named = ", ".join([model_type or "no model_type", *classes])
+    if any("moe" in part.lower() for part in (model_type, *classes)) or any(raw.get(key) for key in _EXPERT_KEYS):
+        refuse(where, f"a mixture of experts ({named}) is not supported; {_SUPPORTED}", "mixture-of-experts")
+    for architecture in ARCHITECTURES:
+        if model_type == architecture:
+            return architecture
+    refuse(where, f"architecture {named} is unknown; {_SUPPORTED}", "unknown-architecture")
+
+
+def _refuse_partial_attention(raw: Mapping[str, Any], where: str) -> None:
+    """Every layer must see the whole context."""
+    layers = raw.get("num_hidden_layers")
+    layer_types = raw.get("layer_types")
+    if layer_types is None and raw.get("use_sliding_window") and raw.get("sliding_window"):
+        first_windowed = raw.get("max_window_layers", 28)  # the default of Qwen2Config and Qwen3Config
+        layer_types = ["sliding_attention"] if isinstance(layers, int) and first_windowed < layers else []
+    other = sorted({str(kind) for kind in layer_types or [] if kind != "full_attention"})
+    if other == ["sliding_attention"]:
+        refuse(where, "sliding-window attention is in use, which is not supported", "sliding-window")
+    if other:
+        refuse(where, f"hybrid attention (layers of type {', '.join(other)}) is not supported", "hybrid-attention")
+
+
+def _size(raw: Mapping[str, Any], key: str, where: str) -> int:
+    value = raw.get(key)
+    if value is None:
+        refuse(where, f"config.json has no {key}", "bad-config")
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        refuse(where, f"{key} is {value!r} in config.json, not a positive integer", "bad-config")
+    return value
+
+
+def _rope_from_hf(raw: Mapping[str, Any], max_positions: int, where: str) -> RopeConfig:
+    """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before)."""
+    scaling: dict[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if isinstance(scaling.get("full_attention"), Mapping):  # one entry per layer type
+        scaling = scaling["full_attention"]
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    rotated = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if rotated not in (None, 1, 1.0):
+        refuse(where, f"a partial rotary embedding ({rotated} of each head) is not supported", "partial-rope")
+    original = (
+        raw.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings") or max_positions
+    )
+
+    def number(key: str) -> float:
+        value = scaling.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            refuse(where, f"rope type {kind} needs a positive {key}, not {value!r}", "bad-config")
+        return float(value)
+
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind == "llama3":
+        return RopeConfig(
+            theta=theta,
+            kind="llama3",
+            factor=number("factor"),
+            original_max_positions=int(original),
+            low_freq_factor=number("low_freq_factor"),
+            high_freq_factor=number("high_freq_factor"),
+        )
+    if kind == "yarn":
+        return RopeConfig(
+            theta=theta,
+            kind="yarn",
+            factor=max_positions / original if scaling.get("factor") is None else number("factor"),
+            original_max_positions=int(original),
+            beta_fast=float(scaling.get("beta_fast") or 32.0),
+            beta_slow=float(scaling.get("beta_slow") or 1.0),
+            attention_factor=scaling.get("attention_factor"),
+            mscale=scaling.get("mscale"),
+            mscale_all_dim=scaling.get("mscale_all_dim"),
+            truncate=bool(scaling.get("truncate", True)),
+        )
+    refuse(where, f"rope type {kind!r} is unknown; default, llama3 and yarn are supported", "unknown-rope")
