@@ -1,0 +1,131 @@
+"""Decode one prompt with a tuned plan and print the text as it comes, then tokens/s and accept length.
+
+With --bundle, target, drafter and plan are the bundle's (its checkpoints are checked by SHA-256, and found with
+--target and --drafter where they lie elsewhere). Without, they are what the options name, with the default plan or
+the one of --plan. The target's chat template is applied; --raw leaves it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+from engine.cli.options import add_checkpoints, add_device, deployment, positive, read_plan, reference
+from engine.errors import UserError
+
+if TYPE_CHECKING:
+    from engine.deployment import Deployment
+    from engine.plan import Plan
+    from engine.tokenizer import Tokenizer
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to say to the model; - reads it from stdin")
+    parser.add_argument("--bundle", metavar="FILE", help="a bundle that a search has written")
+    parser.add_argument("--plan", metavar="FILE", help="a plan as JSON (see the command `plan`), without --bundle")
+    add_checkpoints(parser)
+    add_device(parser)
+    parser.add_argument(
+        "--max-new-tokens", type=positive, metavar="N", help="longest output (default: the bundle's, else 128)"
+    )
+    parser.add_argument("--raw", action="store_true", help="encode the prompt as it is, without the chat template")
+    parser.add_argument("--quiet", action="store_true", help="print the text only")
+
+
+def run(options: argparse.Namespace) -> int:
+    tuned, plan = _what_to_run(options)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+
+    from engine.check import check_deployment
+    from engine.generate import StopRule, build_decoder
+    from engine.tokenizer import load_tokenizer
+    from engine.weights import open_checkpoint
+
+    check_deployment(tuned, plan)
+    tokenizer = load_tokenizer(open_checkpoint(tuned.target))
+    ids = tokenizer.encode(prompt) if options.raw else tokenizer.chat([{"role": "user", "content": prompt}])
+    if not ids:
+        raise UserError("The prompt is empty; give some text with --prompt.", field="prompt")
+    # The regime says how long a prompt may be; the one at hand says how much room is needed.
+    tuned = dataclasses.replace(tuned, regime=dataclasses.replace(tuned.regime, max_prompt_tokens=len(ids)))
+    check_deployment(tuned, plan)
+
+    decoder = build_decoder(tuned, plan)
+    stream = _Stream(tokenizer)
+    result = decoder.generate(
+        ids, tuned.regime.max_new_tokens, StopRule(tokenizer.eos_ids), on_tokens=stream.add
+    )
+    stream.end()
+    if not options.quiet:
+        steps = len(result.emitted_per_step)
+        # The first token comes from the prompt's own pass; a rate of decoding leaves it and that pass out.
+        decoded = sum(result.emitted_per_step)
+        rate = decoded / result.decode_s if result.decode_s > 0 and decoded else 0.0
+        print()
+        print(f"tokens          {len(result.ids)} ({result.stop_reason})")
+        print(f"tokens/s        {rate:.1f} decoding; prompt of {len(ids)} tokens in {result.prefill_s * 1e3:.0f} ms")
+        accept = f"{decoded / steps:.2f}" if steps else "-"
+        print(f"accept length   {accept} (emitted tokens per verify step, bonus token included; {steps} steps)")
+    return 0
+
+
+def _what_to_run(options: argparse.Namespace) -> tuple[Deployment, Plan]:
+    if options.bundle is None:
+        base = deployment(options)
+        regime = dataclasses.replace(base.regime, max_new_tokens=options.max_new_tokens or 128)
+        return dataclasses.replace(base, regime=regime), _plan(options, base)
+    if options.plan is not None:
+        raise UserError("Give --bundle or --plan, not both: a bundle holds its own plan.", field="plan")
+    from engine.bundle import locate_checkpoint, locate_drafter, read
+
+    bundle = read(options.bundle)
+    base = bundle.deployment
+    regime = base.regime
+    if options.max_new_tokens is not None:
+        regime = dataclasses.replace(regime, max_new_tokens=options.max_new_tokens)
+    tuned = dataclasses.replace(
+        base,
+        target=locate_checkpoint(bundle, options.target and reference(options.target)),
+        drafter=locate_drafter(bundle, options.drafter and reference(options.drafter)),
+        platform=options.platform or base.platform,
+        dtype=options.dtype or base.dtype,
+        regime=regime,
+    )
+    return tuned, bundle.plan
+
+
+def _plan(options: argparse.Namespace, base: Deployment) -> Plan:
+    if options.plan is not None:
+        return read_plan(options.plan)
+    from engine.check import check_deployment
+    from engine.levers import initial_plan
+
+    return initial_plan(check_deployment(base, None).context)
+
+
+class _Stream:
+    """Prints text while tokens arrive. A character may need several tokens, so what is printed is the decoded text
+    of all of them, less what was printed before and less an unfinished character at the end."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._printed = ""
+
+    def add(self, ids: list[int]) -> None:
+        self._ids += [token for token in ids if token not in self._tokenizer.eos_ids]
+        text = self._tokenizer.decode(self._ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._print(text)
+
+    def end(self) -> None:
+        self._print(self._tokenizer.decode(self._ids))
+        print(flush=True)
+
+    def _print(self, text: str) -> None:
+        # A tokenizer may revise its last characters (clean-up of spaces); what was printed stays.
+        if text.startswith(self._printed):
+            print(text[len(self._printed) :], end="", flush=True)
+            self._printed = text
