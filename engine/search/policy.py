@@ -31,7 +31,8 @@ from engine.search.events import (
     TrialJudged,
     TrialKind,
 )
-from engine.search.state import Incumbent, Round, State, Trial
+from engine.search.state import Round, State, Trial
+from engine.search.stopping import affordable, best, ending, gaps_closed, stop_reason
 
 ActionKind = Literal["probe", "stock", "trial", "profile", "standing", "propose", "bundle", "emit"]
 
@@ -39,8 +40,6 @@ STOCKS = ("autoregressive", "speculative")
 MAX_FAILURES = 2
 MAX_CONFIRMED = 2
 """Winners of a round that are measured again: each costs a trial, and stacking more than two rarely pays."""
-FINAL_COST = 2.0
-"""The closing measurement against an ordinary standing: it runs more pairs."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Action:
 
 
 def decide(state: State) -> list[Action]:
-    """Actions that should now be running. Empty when paused, when finished, or never otherwise."""
+    """Actions that should now be running: none when paused or finished, at least one otherwise."""
     if state.finished is not None or state.status == "paused":
         return []
     broken = _broken(state)
@@ -118,7 +117,7 @@ def _baseline(state: State) -> CandidateProposed:
 
 
 def _round(state: State) -> list[Action]:
-    incumbent = _incumbent(state)
+    incumbent = best(state)
     current = state.open_round
     if current is None:
         if stop_reason(state) is not None:
@@ -205,7 +204,7 @@ def _merge(state: State, current: Round) -> list[Action]:
     sources = _stackable(_winners(state, current, "confirm"))
     if len(sources) < 2 or state.trials_used >= state.budget.trials or not affordable(state, trials=1):
         return []
-    incumbent = _incumbent(state)
+    incumbent = best(state)
     changes: dict[str, Any] = {}
     for source in sources:
         changes.update(source.proposal.changes)
@@ -248,8 +247,8 @@ def _adopt(state: State, current: Round) -> list[Action]:
     choices = [*_winners(state, current, "merge"), *_winners(state, current, "confirm")]
     if not choices:
         return [_end_round(current, improved=False)]
-    best = max(choices, key=lambda t: t.ratio or 0.0)  # the first of equals
-    return [_standing(best, best.ratio or 1.0)]
+    winner = max(choices, key=lambda t: t.ratio or 0.0)  # the first of equals
+    return [_standing(winner, winner.ratio or 1.0)]
 
 
 def _winners(state: State, current: Round, kind: TrialKind) -> list[Trial]:
@@ -262,59 +261,11 @@ def _end_round(current: Round, *, improved: bool) -> Action:
     return _emit(f"round:{current.number}:end", RoundEnded(current.number, improved))
 
 
-# Stopping -----------------------------------------------------------------------------------------------------
-
-
-def affordable(state: State, *, trials: int) -> bool:
-    """Whether the time budget holds so many more trials, one standing, and the closing measurement."""
-    need = trials * _trial_seconds(state) + _standing_seconds(state) * (1.0 + FINAL_COST)
-    return state.seconds + need <= state.budget.seconds
-
-
-def _trial_seconds(state: State) -> float:
-    """Mean of the trials that ran to their end; 0 before the first."""
-    took = [t.judgement.seconds for t in state.trials.values() if t.judgement and t.judgement.comparison]
-    baseline = state.trials[0].judgement if 0 in state.trials else None
-    if not took and baseline is not None:
-        took = [baseline.seconds]
-    return sum(took) / len(took) if took else 0.0
-
-
-def _standing_seconds(state: State) -> float:
-    return max((incumbent.seconds for incumbent in state.incumbents), default=0.0)
-
-
-def gaps_closed(state: State) -> bool:
-    """Whether every gap of the incumbent is under the budget's threshold. False before it is profiled."""
-    profile = state.profile_of(_incumbent(state).plan)
-    if profile is None or not profile.stages:
-        return False
-    return all(gap.gap_ms <= state.budget.gap_threshold * profile.ms_per_token for gap in profile.stages)
-
-
-def stop_reason(state: State) -> StopReason | None:
-    """Why no further round may start, or None. A reason once given stays."""
-    budget, ended = state.budget, [r for r in state.rounds if r.improved is not None]
-    if gaps_closed(state):
-        return "gaps closed"
-    if ended and ended[-1].proposed == 0:  # no untried plan is left
-        return "plateau"
-    if len(ended) >= max(budget.min_rounds, budget.plateau_rounds) and not any(
-        r.improved for r in ended[len(ended) - budget.plateau_rounds :]
-    ):
-        return "plateau"
-    if state.trials_used >= budget.trials or not affordable(state, trials=2):
-        return "budget"
-    if state.incumbent is not None and state.incumbent.final:
-        return "budget"
-    return None
-
-
 # Closing ------------------------------------------------------------------------------------------------------
 
 
 def _closing(state: State) -> list[Action]:
-    incumbent = _incumbent(state)
+    incumbent = best(state)
     if not incumbent.final:
         data = {
             "trial": incumbent.trial,
@@ -333,34 +284,6 @@ def _end(state: State, reason: StopReason) -> list[Action]:
     if wanted and state.bundle is None:
         return [Action("bundle", "bundle", "control")]
     return [_finish(reason, ending(state, reason))]
-
-
-_WHY: dict[StopReason, str] = {
-    "budget": "the budget is spent",
-    "plateau": "further rounds brought nothing",
-    "gaps closed": "no gap to the hardware's ceiling is left that is worth closing",
-    "cancelled": "it was cancelled",
-    "failed": "it failed",
-}
-
-
-def ending(state: State, reason: StopReason) -> str:
-    """One sentence: why the search ended and what came of it."""
-    rounds = len([r for r in state.rounds if r.improved is not None])
-    start = f"The search ended after {rounds} {'round' if rounds == 1 else 'rounds'}: {_WHY[reason]}."
-    incumbent = state.incumbent
-    if incumbent is None:
-        return f"{start} No plan had been measured yet."
-    which = "the initial plan" if incumbent.trial == 0 else f"the plan of trial {incumbent.trial}"
-    figures = [
-        f"{c.ratio:.2f}x {name} ({c.low:.2f} to {c.high:.2f})"
-        for name, c in (
-            ("stock autoregressive decoding", incumbent.over_autoregressive),
-            ("stock speculative decoding", incumbent.over_speculative),
-        )
-        if c is not None
-    ]
-    return f"{start} The best is {which}" + (f", at {' and '.join(figures)}." if figures else ".")
 
 
 # Parts --------------------------------------------------------------------------------------------------------
@@ -396,15 +319,8 @@ def _trial_of(state: State, key: str) -> Trial | None:
     return state.trials.get(int(number)) if kind == "trial" and number.isdigit() else None
 
 
-def _incumbent(state: State) -> Incumbent:
-    """Past the opening there always is one."""
-    if state.incumbent is None:
-        raise ValueError("the search has no incumbent yet")
-    return state.incumbent
-
-
 def _run(state: State, trial: Trial) -> Action:
-    incumbent: Plan | None = None if trial.kind == "baseline" else _incumbent(state).plan
+    incumbent: Plan | None = None if trial.kind == "baseline" else best(state).plan
     data = {
         "trial": trial.number,
         "kind": trial.kind,
