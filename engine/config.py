@@ -104,10 +104,9 @@ def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
     """
     if quantization := raw.get("quantization_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else "unknown"
+        name = str(method).upper()
         refuse(
-            where,
-            f"its weights are quantised ({str(method).upper()}), which is not supported; use the unquantised checkpoint",
-            "quantised",
+            where, f"its weights are quantised ({name}), which is not supported; use the unquantised one", "quantised"
         )
     architecture = _architecture(raw, where)
     _refuse_partial_attention(raw, where)

@@ -1,4 +1,4 @@
-"""Three ways to compute x @ W^T + b. They compute the same sums in another order; which is fastest depends on the device.
+"""Three ways to compute x @ W^T + b: the same sums in another order. Which is fastest depends on the device.
 
 library      F.linear
 transposed   W @ x^T: keeps the weight as the left operand, which BLAS libraries block better for a few rows
@@ -23,12 +23,12 @@ ROWS_HINT = 8
 """Row count that oneDNN picks its blocked layout for: the middle of what a verify pass has."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def packed_available(device: str | torch.device, dtype: torch.dtype) -> bool:
     """True where this PyTorch build can reorder weights of `dtype` for oneDNN on `device` (CPU only)."""
     if torch.device(device).type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return False
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:
         weight = torch.ones(16, 16, dtype=dtype)

@@ -144,7 +144,7 @@ class Model:
                 x = ops.rms_norm(hidden, layer.input_norm)
                 if len(layer.qkv) == 1:
                     qkv = layer.qkv[0](x).view(rows, q_heads + 2 * kv_heads, head_dim)
-                    q, k, v = qkv.split((q_heads, kv_heads, kv_heads), dim=1)
+                    q, k, v = torch.split(qkv, (q_heads, kv_heads, kv_heads), dim=1)
                 else:
                     q = layer.qkv[0](x).view(rows, q_heads, head_dim)
                     k = layer.qkv[1](x).view(rows, kv_heads, head_dim)

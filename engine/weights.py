@@ -6,8 +6,10 @@ that transformers gives them. torch is imported by the first tensor that is read
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -101,12 +103,7 @@ class Checkpoint:
 
     def weight_bytes(self, dtype: Any) -> int:
         """Bytes of all expected weights in `dtype` ("fp32", "bf16" or the torch dtype)."""
-        elements = 0
-        for shape in expected_tensors(self.config).values():
-            product = 1
-            for side in shape:
-                product *= side
-            elements += product
+        elements = sum(math.prod(shape) for shape in expected_tensors(self.config).values())
         return elements * _BYTES[str(dtype)]
 
 
@@ -240,8 +237,6 @@ class HfCheckpoint(Checkpoint):
 
 
 def _with_eos(config: ModelConfig, eos: tuple[int, ...]) -> ModelConfig:
-    import dataclasses
-
     return dataclasses.replace(config, eos_token_ids=eos)
 
 
@@ -251,7 +246,7 @@ def _safetensors_header(path: Path) -> dict[str, tuple[int, ...]]:
 
     try:
         with safe_open(path, framework="np") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
     except SafetensorError as error:
         refuse(str(path), f"the safetensors file is truncated or damaged ({error}); fetch it again", "truncated")
 
