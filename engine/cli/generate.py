@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to say to the model; - reads it from stdin")
+    parser.add_argument(
+        "--prompt", required=True, metavar="TEXT", help="what to say to the model; - reads it from stdin"
+    )
     parser.add_argument("--bundle", metavar="FILE", help="a bundle that a search has written")
     parser.add_argument("--plan", metavar="FILE", help="a plan as JSON (see the command `plan`), without --bundle")
     add_checkpoints(parser)
@@ -54,9 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
     decoder = build_decoder(tuned, plan)
     stream = _Stream(tokenizer)
-    result = decoder.generate(
-        ids, tuned.regime.max_new_tokens, StopRule(tokenizer.eos_ids), on_tokens=stream.add
-    )
+    result = decoder.generate(ids, tuned.regime.max_new_tokens, StopRule(tokenizer.eos_ids), on_tokens=stream.add)
     stream.end()
     if not options.quiet:
         steps = len(result.emitted_per_step)
@@ -99,10 +99,9 @@ def _what_to_run(options: argparse.Namespace) -> tuple[Deployment, Plan]:
 def _plan(options: argparse.Namespace, base: Deployment) -> Plan:
     if options.plan is not None:
         return read_plan(options.plan)
-    from engine.check import check_deployment
-    from engine.levers import initial_plan
+    from engine.search.start import starting_plan
 
-    return initial_plan(check_deployment(base, None).context)
+    return starting_plan(base)
 
 
 class _Stream:

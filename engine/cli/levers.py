@@ -21,16 +21,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from engine.check import check_deployment
-    from engine.levers import LEVERS, initial_plan, legal_values
+    from engine.levers import LEVERS, legal_values
+    from engine.search.start import lever_context, starting_plan
 
     tuned = deployment(options)
-    context = check_deployment(tuned, None).context
-    if options.plan:
-        plan = read_plan(options.plan)
-        check_deployment(tuned, plan)
-    else:
-        plan = initial_plan(context)
+    plan = starting_plan(tuned, read_plan(options.plan) if options.plan else None)
+    context = lever_context(tuned)
     rows = [
         {
             "lever": lever.name,

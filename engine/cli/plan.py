@@ -28,8 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from engine.check import check_deployment
-    from engine.levers import initial_plan
+    from engine.search.start import starting_plan
 
     if options.bundle:
         from engine.bundle import locate_checkpoint, locate_drafter, read
@@ -44,9 +43,9 @@ def run(options: argparse.Namespace) -> int:
         plan = bundle.plan
     else:
         tuned = deployment(options)
-        plan = read_plan(options.plan) if options.plan else initial_plan(check_deployment(tuned, None).context)
+        plan = starting_plan(tuned, read_plan(options.plan) if options.plan else None)
     changed = plan.with_changes(dict(_change(text) for text in options.set))
-    check_deployment(tuned, changed)
+    starting_plan(tuned, changed)
     print(json.dumps(changed.to_json(), indent=2))
     return 0
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 
 from engine.cli.options import add_device
+from engine.deployment import Dtype
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from engine.hardware import best_platform, probe
 
     platform = options.platform or best_platform()
-    dtype = options.dtype or ("fp32" if platform == "cpu" else "bf16")
+    dtype: Dtype = options.dtype or ("fp32" if platform == "cpu" else "bf16")
     profile = probe(platform, dtype, refresh=options.refresh)
     if options.json:
         print(json.dumps(dataclasses.asdict(profile), indent=2))

@@ -40,7 +40,9 @@ BASELINES = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="FILE", help="a bundle that a search has written")
     parser.add_argument(
-        "--prompts", metavar="FILE", help="your own traffic: JSONL with a `prompt` or `turns` a line (default: the bundle's)"
+        "--prompts",
+        metavar="FILE",
+        help="your own traffic, as JSONL with `prompt` or `turns` (default: the bundle's)",
     )
     parser.add_argument("--target", metavar="PATH", help="where the target's checkpoint lies on this machine")
     parser.add_argument("--drafter", metavar="PATH", help="where the drafter's checkpoint lies on this machine")
@@ -53,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="how far under the claimed speedup the measured one may be, for machines and prompts differ "
         "(default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=None, metavar="N", help="which prompts are drawn (default: a fresh draw)")
+    parser.add_argument("--seed", type=int, metavar="N", help="decides which prompts are drawn (default: a fresh draw)")
     parser.add_argument("--json", action="store_true", help="print the measurements as JSON instead of sentences")
 
 
@@ -151,18 +153,22 @@ def conclude(
         measured: Comparison | None = getattr(standing, key)
         if claimed is None or claimed.low <= 1.0:
             continue
+        wanted = f"claimed {claimed.ratio:.2f}x"
         if measured is None:
             missed.append(f"it could not be compared with {name}")
         elif measured.low <= 1.0:
-            missed.append(f"it is not clearly faster than {name}: {speedup(measured)}, claimed {claimed.ratio:.2f}x")
+            missed.append(f"it is not clearly faster than {name}: {speedup(measured)}, {wanted}")
         elif measured.ratio < claimed.ratio * (1 - tolerance):
-            missed.append(f"it is faster than {name}, but short of the claim: {speedup(measured)}, claimed {claimed.ratio:.2f}x")
+            missed.append(f"it is faster than {name}, but short of the claim: {speedup(measured)}, {wanted}")
         else:
-            reached.append(f"{speedup(measured)} over {name}, claimed {claimed.ratio:.2f}x")
+            reached.append(f"{speedup(measured)} over {name}, {wanted}")
     if missed:
         return False, f"The claim does not hold here: the plan is lossless, but {'; and '.join(missed)}."
     if not reached:
-        return False, "The claim does not hold here: the bundle itself claims no speedup whose interval is clear of 1.0."
+        return (
+            False,
+            "The claim does not hold here: the bundle claims no speedup whose interval is clear of 1.0.",
+        )
     return True, f"The claim holds here: the plan is lossless and reaches {'; and '.join(reached)}."
 
 
@@ -172,16 +178,16 @@ def _report(bundle: Bundle, judgement: Judgement, standing: IncumbentChanged | N
     lines = []
     if forcing is not None:
         lines.append(
-            f"token forcing   {forcing.tokens} tokens: {forcing.exact} exact, {forcing.near_tie} near-ties (limit "
-            f"{forcing.near_tie_limit}), {forcing.error} errors; {forcing.free_run_equal} of {forcing.free_run_prompts} "
-            "texts equal stock's own"
+            f"token forcing   {forcing.tokens} tokens: {forcing.exact} exact, {forcing.near_tie} near-ties "
+            f"(limit {forcing.near_tie_limit}), {forcing.error} errors; {forcing.free_run_equal} of "
+            f"{forcing.free_run_prompts} texts equal stock's own"
         )
         if forcing.first is not None:
             first = forcing.first
             kind = "near-tie" if first.near_tie else "error"
             lines.append(
-                f"first difference  prompt {first.prompt}, token {first.position}: {first.candidate_text!r} for stock's "
-                f"{first.stock_text!r}, logit gap {first.logit_gap:.2g} ({kind})"
+                f"first difference  prompt {first.prompt}, token {first.position}: {first.candidate_text!r} for "
+                f"stock's {first.stock_text!r}, logit gap {first.logit_gap:.2g} ({kind})"
             )
     for key, name in (*BASELINES, ("over_own_autoregressive", "our own autoregressive decoding")):
         claimed: Comparison | None = getattr(bundle.evidence.standing, key)

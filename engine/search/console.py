@@ -145,7 +145,7 @@ def describe(event: Event, view: View) -> tuple[str, str] | None:
         case SearchStarted():
             what = body.deployment
             return (
-                f"Searching {view['title']}: target {what.target}, drafter {what.drafter}, {what.platform}, {what.dtype}; "
+                f"Searching {view['title']} (target {what.target}, drafter {what.drafter}); "
                 f"at most {body.budget.seconds:.0f} s and {body.budget.trials} trials.",
                 "bold",
             )
