@@ -103,6 +103,10 @@ def _matches(plan: Plan) -> bool:
     return plan.source in ("ngram", "hybrid")
 
 
+def _ngram(plan: Plan) -> bool:
+    return plan.source == "ngram"
+
+
 def _hybrid(plan: Plan) -> bool:
     return plan.source == "hybrid"
 
@@ -115,23 +119,16 @@ def _source_values(context: LeverContext) -> tuple[Value, ...]:
     return ("none", "ngram") if context.drafter == "none" else ("none", "neural", "ngram", "hybrid")
 
 
-def _depth_limit(plan: Plan, context: LeverContext) -> int:
-    """A block drafter drafts its block less the anchor, however it is used; others are limited by us."""
-    limit = min(MAX_DRAFT_TOKENS, context.max_context - 1)
-    if context.drafter == "dflash" and _neural(plan):
-        limit = min(limit, context.block_size - 1)
-    return limit
-
-
 def _draft_tokens_values(context: LeverContext) -> tuple[Value, ...]:
     return tuple(range(1, min(MAX_DRAFT_TOKENS, context.max_context - 1) + 1))
 
 
 def _draft_tokens_rule(plan: Plan, context: LeverContext) -> str | None:
-    limit = _depth_limit(plan, context)
-    if plan.draft_tokens <= limit:
+    """A block drafter by itself drafts its block less the anchor. In a hybrid a match may go deeper."""
+    limit = context.block_size - 1
+    if context.drafter != "dflash" or plan.source != "neural" or plan.draft_tokens <= limit:
         return None
-    return f"this drafter's block of {context.block_size} holds at most {limit} draft tokens"
+    return f"the drafter's block of {context.block_size} holds at most {limit} draft tokens"
 
 
 def _tree_rows_values(context: LeverContext) -> tuple[Value, ...]:
@@ -149,9 +146,7 @@ def _ngram_min_rule(plan: Plan, context: LeverContext) -> str | None:
 
 
 def _hybrid_rule(plan: Plan, context: LeverContext) -> str | None:
-    if plan.ngram_min <= plan.hybrid_min_match <= plan.ngram_max:
-        return None
-    return "it must lie between ngram_min and ngram_max, the lengths that are matched at all"
+    return "no match is longer than ngram_max" if plan.hybrid_min_match > plan.ngram_max else None
 
 
 def _gemm_values(context: LeverContext) -> tuple[Value, ...]:
@@ -192,7 +187,7 @@ LEVERS: tuple[Lever, ...] = (
         _fixed(1, 2, 3, 4),
         _ngram_min_rule,
         partners=("ngram_max",),
-        effective=_matches,
+        effective=_ngram,  # in a hybrid, hybrid_min_match is the shortest match
     ),
     Lever("ngram_max", "source", (ALGORITHM, "draft"), _fixed(2, 3, 4, 6, 8), effective=_matches),
     Lever(
@@ -210,7 +205,7 @@ LEVERS: tuple[Lever, ...] = (
         (ALGORITHM, "draft"),
         _fixed(2, 3, 4, 6, 8),
         _hybrid_rule,
-        partners=("ngram_max", "ngram_min"),
+        partners=("ngram_max",),
         effective=_hybrid,
     ),
     Lever("verify_widths", "tree", _PROJECTIONS, _fixed("exact", "4", "8")),

@@ -1,0 +1,381 @@
+"""Measure where a decoder's time goes, and how much better it could draft. Runs in the child, on its own decoder.
+
+Nothing here decides a verdict: the judge's clock does. A profile explains, and picks what to attack next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.drafters.contract import ANCHOR, EMPTY, Drafter, DraftShape, DraftTree
+from engine.drafters.hybrid import HybridDrafter
+from engine.generate import Decoder, Generation, StopRule
+from engine.levers import MAX_DRAFT_TOKENS
+from engine.model import Model
+from engine.roofline import StageProfile
+from engine.stages import NULL_CLOCK, PREFILL, StageClock, WallClock
+from engine.tree import chain, depths
+
+ORACLE_ROWS: tuple[int, ...] = (4, 8, 16, 32, 64)
+"""Tree sizes, in verify rows with the anchor, whose accept length the oracle finds."""
+
+WARMUP_TOKENS = 8
+VERIFY_REPEATS = 3
+
+
+class MeasuringClock(StageClock, Protocol):
+    """A stage clock that knows its sums."""
+
+    seconds: dict[str, float]
+
+
+class Event(Protocol):
+    """A point on the device's own time line, as torch.cuda.Event is one."""
+
+    def record(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def elapsed_time(self, end: Any) -> float: ...  # milliseconds
+
+
+def _cuda_event() -> Event:
+    event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return event
+
+
+class CudaClock:
+    """Adds up device seconds by stage from events on the current stream, without stopping the device.
+
+    Every change of stage records one event; the time between two events belongs to the innermost stage open in
+    between, as with WallClock. So device idle time, in which it waits for the host, falls to the stage in which
+    it waited. Events are summed and used again once `limit` of them are outstanding, and by `finish`.
+    """
+
+    def __init__(self, *, make_event: Callable[[], Event] = _cuda_event, limit: int = 8192) -> None:
+        self.seconds: dict[str, float] = {}
+        self._make_event = make_event
+        self._limit = limit
+        self._free: list[Event] = []
+        self._marks: list[tuple[Event, str]] = []  # the stage that the time after the event belongs to
+        self._stack: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self._stack.append(name)
+        self._mark()
+        try:
+            yield
+        finally:
+            self._stack.pop()
+            self._mark()
+
+    def finish(self) -> None:
+        """Wait for the last event and bring `seconds` up to date."""
+        if not self._marks:
+            return
+        self._marks[-1][0].synchronize()
+        for (event, name), (end, _) in zip(self._marks, self._marks[1:], strict=False):
+            if name:
+                self.seconds[name] = self.seconds.get(name, 0.0) + event.elapsed_time(end) / 1e3
+            self._free.append(event)
+        del self._marks[:-1]
+
+    def _mark(self) -> None:
+        event = self._free.pop() if self._free else self._make_event()
+        event.record()
+        self._marks.append((event, self._stack[-1] if self._stack else ""))
+        if len(self._marks) > self._limit:
+            self.finish()
+
+
+def clock_for(device: torch.device) -> MeasuringClock:
+    """The clock that tells the truth on this device."""
+    return CudaClock() if device.type == "cuda" else WallClock()
+
+
+@dataclass
+class Recorder:
+    """A drafter that stands before another and keeps what it proposed."""
+
+    inner: Drafter
+    trees: list[DraftTree] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name, self.taps, self.max_depth = self.inner.name, self.inner.taps, self.inner.max_depth
+
+    def begin(self) -> None:
+        self.inner.begin()
+
+    def observe(self, ids: list[int], taps: Tensor | None) -> None:
+        self.inner.observe(ids, taps)
+
+    def propose(self, anchor: int, shape: DraftShape) -> DraftTree:
+        tree = self.inner.propose(anchor, shape)
+        self.trees.append(tree)
+        return tree
+
+
+class ReplayDrafter:
+    """Proposes the recorded continuation of a prompt: what a drafter that knew the answer would draft.
+
+    `texts` are (prompt, continuation) token ids. A text that is not among them, or has left its recording, gets
+    no draft.
+    """
+
+    name = "replay"
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], max_depth: int) -> None:
+        self.max_depth = max_depth
+        self._texts = [[*prompt, *continuation] for prompt, continuation in texts]
+        self._committed: list[int] = []
+
+    def begin(self) -> None:
+        self._committed = []
+
+    def observe(self, ids: list[int], taps: Tensor | None) -> None:
+        self._committed += ids
+
+    def propose(self, anchor: int, shape: DraftShape) -> DraftTree:
+        here = [*self._committed, anchor]
+        depth = min(shape.depth, shape.rows - 1)
+        for text in self._texts:
+            if text[: len(here)] == here:
+                return chain(text[len(here) : len(here) + depth])
+        return EMPTY
+
+
+def measure(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    stop: StopRule,
+    max_new_tokens: int,
+    *,
+    oracle_prompts: int = 4,
+    make_clock: Callable[[torch.device], MeasuringClock] = clock_for,
+) -> StageProfile:
+    """Profile `decoder` on `prompts` (token ids). Leaves the decoder as it was.
+
+    Each prompt is generated twice, with and without the stage clock; the oracles look at the first
+    `oracle_prompts` texts. Texts that end in their first token count for prefill only.
+    """
+    decoder.generate(prompts[0], min(max_new_tokens, WARMUP_TOKENS), stop)
+    plain = [decoder.generate(prompt, max_new_tokens, stop) for prompt in prompts]
+    clocked = _clocked(decoder, prompts, stop, max_new_tokens, make_clock(decoder.model.device))
+    texts = [(list(prompt), made.ids) for prompt, made in zip(prompts, plain, strict=True)]
+    emitted = [count for made in plain for count in made.emitted_per_step]
+    drafted = [count for made in plain for count in made.drafted_per_step]
+    context = _mean_context(texts, plain)
+    mean_rows = round(1 + statistics.fmean(drafted)) if drafted else 1
+    return StageProfile(
+        stage_seconds={name: spent for name, spent in clocked.seconds.items() if name != PREFILL},
+        decode_s=sum(made.decode_s for made in plain),
+        prefill_s=statistics.fmean(made.prefill_s for made in plain),
+        emitted_per_step=tuple(emitted),
+        drafted_per_step=tuple(drafted),
+        acceptance_by_position=acceptance_by_position(emitted, clocked.depth),
+        context_tokens=context,
+        neural_share=clocked.neural_share,
+        tree_oracle=tree_oracle(decoder, texts[:oracle_prompts]),
+        verify_ms=verify_ms(decoder, texts[0], round(context), (1, mean_rows, *ORACLE_ROWS)),
+        replay_ms_per_token=replay_ms_per_token(decoder, texts[:oracle_prompts], stop, max_new_tokens),
+    )
+
+
+@dataclass(frozen=True)
+class _Clocked:
+    seconds: dict[str, float]
+    depth: int  # deepest draft of any step
+    neural_share: float
+
+
+def _clocked(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], stop: StopRule, max_new_tokens: int, clock: MeasuringClock
+) -> _Clocked:
+    """Generate with the stage clock, and watch the drafter."""
+    drafter = decoder.drafter
+    if drafter is None:
+        for prompt in prompts:
+            decoder.generate(prompt, max_new_tokens, stop, clock=clock)
+        return _Clocked(_finished(clock), 0, 0.0)
+    watched = Recorder(drafter)
+    neural = Recorder(drafter.neural) if isinstance(drafter, HybridDrafter) else watched
+    decoder.drafter = watched
+    if isinstance(drafter, HybridDrafter):
+        drafter.neural = neural  # asked only where no match is found
+    try:
+        for prompt in prompts:
+            decoder.generate(prompt, max_new_tokens, stop, clock=clock)
+    finally:
+        decoder.drafter = drafter
+        if isinstance(drafter, HybridDrafter):
+            drafter.neural = neural.inner
+    deepest = max((max(depths(tree), default=0) for tree in watched.trees), default=0)
+    share = len(neural.trees) / len(watched.trees) if watched.trees else 1.0
+    return _Clocked(_finished(clock), deepest, share)
+
+
+def _finished(clock: MeasuringClock) -> dict[str, float]:
+    if isinstance(clock, CudaClock):
+        clock.finish()
+    return dict(clock.seconds)
+
+
+def acceptance_by_position(emitted_per_step: Sequence[int], depth: int) -> tuple[float, ...]:
+    """Share of all steps whose draft at depth 1, 2, ... `depth` was accepted and emitted; 1 + their sum is the
+    accept length."""
+    steps = len(emitted_per_step)
+    if not steps:
+        return ()
+    return tuple(sum(count > position for count in emitted_per_step) / steps for position in range(1, depth + 1))
+
+
+def _mean_context(texts: Sequence[tuple[list[int], list[int]]], made: Sequence[Generation]) -> float:
+    """Mean tokens in the KV cache before a step: the prompt and what was emitted, less the anchor."""
+    lengths: list[int] = []
+    for (prompt, _), generation in zip(texts, made, strict=True):
+        length = len(prompt)
+        for count in generation.emitted_per_step:
+            lengths.append(length)
+            length += count
+    return statistics.fmean(lengths) if lengths else float(len(texts[0][0]))
+
+
+def tree_oracle(
+    decoder: Decoder, texts: Sequence[tuple[list[int], list[int]]], budgets: Sequence[int] = ORACLE_ROWS
+) -> tuple[tuple[int, float], ...]:
+    """(rows, tokens per step) that best-first trees over the drafter's own marginals would have emitted.
+
+    The drafter is run again over every position of the finished `texts` (prompt, emitted ids), with the target's
+    taps of that text, and drafts the largest tree to its full depth; its most probable rows - 1 nodes are the
+    smaller ones. Steps are then walked for each size. Empty where there is no drafter, or where it has no
+    probabilities (suffix matches).
+    """
+    drafter = decoder.drafter
+    if drafter is None:
+        return ()
+    shape = DraftShape(min(drafter.max_depth, MAX_DRAFT_TOKENS), max(budgets), tree=True)
+    emitted = dict.fromkeys(budgets, 0)
+    steps = dict.fromkeys(budgets, 0)
+    probabilities = False
+    for prompt, ids in texts:
+        accepted: list[dict[int, int]] = []  # by anchor: accepted drafts, by budget
+        for anchor, tree in _redraft(decoder.model, drafter, prompt, ids, shape):
+            probabilities = probabilities or any(score != 0.0 for score in tree.logprobs)
+            accepted.append(accepted_by_rows(tree, ids[anchor + 1 :], budgets))
+        for rows in budgets:
+            at = 0
+            while at < len(accepted):
+                advance = min(accepted[at][rows] + 1, len(accepted) - at)
+                emitted[rows] += advance
+                steps[rows] += 1
+                at += advance
+    if not probabilities:
+        return ()
+    return tuple((rows, emitted[rows] / steps[rows]) for rows in budgets if steps[rows])
+
+
+def _redraft(
+    model: Model, drafter: Drafter, prompt: list[int], ids: list[int], shape: DraftShape
+) -> Iterator[tuple[int, DraftTree]]:
+    """What the drafter proposes at every anchor of a finished text but the last, whose step would emit nothing:
+    (index of the anchor in `ids`, tree)."""
+    text = [*prompt, *ids]
+    taps = _taps(model, text, drafter.taps)
+    drafter.begin()
+    seen = 0
+    for anchor in range(len(ids) - 1):
+        at = len(prompt) + anchor
+        drafter.observe(text[seen:at], None if taps is None else taps[seen:at])
+        seen = at
+        yield anchor, drafter.propose(text[at], shape)
+
+
+def _taps(model: Model, text: list[int], layers: tuple[int, ...]) -> Tensor | None:
+    if not layers:
+        return None
+    cache = model.new_cache(len(text))
+    device = model.device
+    ids, positions = torch.tensor(text, device=device), torch.arange(len(text), device=device)
+    return model.forward(ids, positions, cache, logits="none", taps=layers).taps
+
+
+def accepted_by_rows(tree: DraftTree, following: Sequence[int], budgets: Sequence[int]) -> dict[int, int]:
+    """Drafts that would be accepted with `following` as the target's text, for the best rows - 1 nodes of `tree`.
+
+    The best are the most probable; a parent is never less probable than its children, and comes first among
+    equals, so the best nodes form a tree themselves.
+    """
+    order = sorted(range(len(tree)), key=lambda node: -tree.logprobs[node])
+    rank = {node: place for place, node in enumerate(order)}
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        children.setdefault(parent, []).append(node)
+    path: list[int] = []  # ranks of the nodes that the text follows
+    parent = ANCHOR
+    for token in following:
+        step = next((node for node in children.get(parent, ()) if tree.tokens[node] == token), None)
+        if step is None:
+            break
+        path.append(rank[step])
+        parent = step
+    return {rows: sum(place < rows - 1 for place in path) for rows in budgets}
+
+
+def verify_ms(
+    decoder: Decoder, text: tuple[list[int], list[int]], context: int, widths: Sequence[int]
+) -> tuple[tuple[int, float], ...]:
+    """(rows, ms) of one verify pass behind `context` tokens, by ascending rows: the median of a few passes."""
+    model = decoder.model
+    taps = decoder.drafter.taps if decoder.drafter else ()
+    source = [*text[0], *text[1]]
+    repeated = source * math.ceil((context + max(widths)) / len(source))
+    start = min(context, model.config.max_positions - max(widths))
+    cache = model.new_cache(start + max(widths))
+    device = model.device
+    if start:
+        model.forward(
+            torch.tensor(repeated[:start], device=device), torch.arange(start, device=device), cache, logits="none"
+        )
+        cache.commit(start)
+    found: list[tuple[int, float]] = []
+    for rows in sorted(set(widths)):
+        ids = torch.tensor(repeated[start : start + rows], device=device)
+        positions = torch.arange(start, start + rows, device=device)
+        times: list[float] = []
+        for _ in range(VERIFY_REPEATS + 1):
+            _synchronise(device)
+            begin = time.perf_counter()
+            model.forward(ids, positions, cache, taps=taps, clock=NULL_CLOCK)
+            _synchronise(device)
+            times.append(1e3 * (time.perf_counter() - begin))
+        found.append((rows, statistics.median(times[1:])))  # the first of a width may compile or tune
+    return tuple(found)
+
+
+def replay_ms_per_token(
+    decoder: Decoder, texts: Sequence[tuple[list[int], list[int]]], stop: StopRule, max_new_tokens: int
+) -> float | None:
+    """Time per token of the same engine with a drafter that knows the text, at the plan's draft length. None where
+    no text has a decode step."""
+    plan = decoder.plan
+    if plan.source == "none":
+        plan = dataclasses.replace(plan, source="neural")
+    replay = Decoder(decoder.model, ReplayDrafter(texts, plan.draft_tokens), plan)
+    made = [replay.generate(prompt, max_new_tokens, stop) for prompt, _ in texts]
+    tokens = sum(sum(generation.emitted_per_step) for generation in made)
+    return 1e3 * sum(generation.decode_s for generation in made) / tokens if tokens else None
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
