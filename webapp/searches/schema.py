@@ -1,0 +1,95 @@
+"""What the OpenAPI schema says: the engine's own dataclasses, described by the code that validates them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from engine.deployment import Deployment
+from engine.plan import Plan
+from engine.search.events import Budget
+
+
+def _described(cls: type) -> dict[str, Any]:
+    schema = TypeAdapter(cls).json_schema(ref_template="#/x/{model}")
+    return _inlined(schema, schema.pop("$defs", {}))
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with each reference replaced by what it refers to (none of ours is recursive)."""
+    if isinstance(node, dict):
+        if "$ref" in node:
+            return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
+        return {key: _inlined(value, definitions) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_inlined(value, definitions) for value in node]
+    return node
+
+
+NEW_SEARCH = {
+    "type": "object",
+    "required": ["deployment"],
+    "additionalProperties": False,
+    "properties": {
+        "deployment": _described(Deployment),
+        "budget": _described(Budget),
+        "seed": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+        "plan": _described(Plan),
+    },
+}
+EVENT = {
+    "type": "object",
+    "properties": {
+        "seq": {"type": "integer"},
+        "time": {"type": "number"},
+        "type": {"type": "string"},
+        "data": {"type": "object"},
+    },
+}
+EVENTS = {
+    "type": "object",
+    "properties": {"events": {"type": "array", "items": EVENT}, "last": {"type": "integer"}},
+}
+_STATUSES = ["running", "paused", "cancelling", "finished", "failed"]
+SUMMARY = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "title": {"type": "string"},
+        "created": {"type": "string", "format": "date-time"},
+        "finished": {"type": "string", "format": "date-time", "nullable": True},
+        "status": {"type": "string", "enum": _STATUSES},
+        "speedup": {"type": "number", "nullable": True},
+        "rounds": {"type": "integer"},
+        "trials": {"type": "integer"},
+        "deployment": _described(Deployment),
+        "links": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+}
+SEARCH = {
+    "type": "object",
+    "properties": {**SUMMARY["properties"], "view": {"type": "object", "description": "What the live page shows."}},
+}
+WORKERS = {
+    "type": "object",
+    "properties": {"workers": {"type": "array", "items": {"type": "object"}}},
+}
+PROBLEM = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "field": {"type": "string"},
+    },
+}
+
+
+def answers(success: dict[int, Any], *problems: int) -> dict[Any, Any]:
+    """Responses of one operation for `extend_schema`."""
+    return {
+        **{(status, "application/json"): schema for status, schema in success.items()},
+        **{(status, "application/problem+json"): PROBLEM for status in (401, *problems)},
+    }

@@ -1,0 +1,95 @@
+"""Reads: what pages and API show. Whatever belongs to somebody else does not exist (404)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.db import connection
+from django.db.models import Count, QuerySet
+from django.http import Http404
+
+from webapp.searches.models import Bundle, Event, Job, Search
+from webapp.searches.presence import KINDS, present_workers
+
+Someone = AbstractBaseUser | AnonymousUser
+
+
+def searches_of(user: Someone, *, status: str = "") -> QuerySet[Search]:
+    """The user's searches, newest first, those of one status where it is given."""
+    rows = Search.objects.filter(owner_id=user.pk).select_related("deployment")
+    return rows.filter(status=status) if status else rows
+
+
+def search_of(user: Someone, pk: int) -> Search | None:
+    """The user's search of this number, or None."""
+    return searches_of(user).filter(pk=pk).first()
+
+
+def search_or_404(user: Someone, pk: int) -> Search:
+    search = search_of(user, pk)
+    if search is None:
+        raise Http404("There is no such search.")
+    return search
+
+
+def events_after(search_id: int, seq: int, limit: int | None = None) -> list[dict[str, Any]]:
+    """Events with a higher number, in order, JSON-ready."""
+    rows = Event.objects.filter(search_id=search_id, seq__gt=seq).order_by("seq")
+    return [row.to_json() for row in rows[:limit]]
+
+
+def newest_events(search: Search, count: int) -> list[dict[str, Any]]:
+    """The last `count` events, in order, JSON-ready."""
+    rows = Event.objects.filter(search=search).order_by("-seq")[:count]
+    return [row.to_json() for row in reversed(rows)]
+
+
+def bundle_of(search: Search) -> Bundle:
+    """Raises Http404 while there is none."""
+    bundle = Bundle.objects.filter(search=search).first()
+    if bundle is None:
+        raise Http404("This search has no bundle yet.")
+    return bundle
+
+
+def platforms_online() -> list[str]:
+    """Kinds of device ("cpu", "cuda") for which a worker is there."""
+    return sorted(KINDS.now() - {Job.CONTROL})
+
+
+def workers_for(user: Someone) -> list[dict[str, Any]]:
+    """The workers that are there, with the job that each does; of other people's searches only that it is busy."""
+    try:
+        workers = present_workers()
+    except (redis.RedisError, OSError):
+        return []
+    running = {}
+    for job in Job.objects.filter(status=Job.Status.RUNNING).select_related("search"):
+        running[job.lease_owner.partition("#")[0]] = job
+    return [{**vars(worker), "job": _job(running.get(worker.name), user)} for worker in workers]
+
+
+def _job(job: Job | None, user: Someone) -> dict[str, Any] | None:
+    if job is None:
+        return None
+    mine = job.search.owner_id == user.pk
+    return {
+        "search": job.search_id if mine else None,
+        "title": job.search.title if mine else "another user's search",
+        "url": job.search.get_absolute_url() if mine else "",
+        "key": job.key if mine else "",
+    }
+
+
+def waiting_jobs() -> list[dict[str, Any]]:
+    """How many jobs wait for a worker, by place."""
+    rows = Job.objects.filter(status=Job.Status.QUEUED, search__status=Search.Status.RUNNING)
+    return list(rows.order_by("where").values("where").annotate(count=Count("id")))
+
+
+def check_database() -> None:
+    """Raises DatabaseError where the database does not answer."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
