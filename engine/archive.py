@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import stat
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -24,6 +25,16 @@ MAX_FILES = 64
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # zip's earliest time
 _COMMENT = b"specpilot sha256="
 _COMMENT_BYTES = len(_COMMENT) + 64
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    ValueError,
+    OverflowError,
+)
+"""What `zipfile` raises for damaged archives."""
 
 
 def pack(files: dict[str, bytes]) -> bytes:
@@ -71,8 +82,10 @@ class Archive:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 self._check_entries(archive.infolist())
                 for info in archive.infolist():
-                    self.files[info.filename] = archive.read(info)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OverflowError) as error:
+                    with archive.open(info) as member:
+                        # One byte more than declared: reads to the end, which checks the CRC, and no further.
+                        self.files[info.filename] = member.read(info.file_size + 1)
+        except _ZIP_ERRORS as error:
             raise self.refusal(f"is no intact zip file ({_plain(error)})") from None
 
     @classmethod
@@ -124,6 +137,8 @@ class Archive:
                 raise self.refusal(f"holds {name!r}, which is a link or special file", code="bundle-path")
             if info.flag_bits & 0x1:
                 raise self.refusal(f"holds {name!r} encrypted")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise self.refusal(f"holds {name!r} in a compression that bundles do not use")
             seen.add(name)
         large = [info.filename for info in entries if info.file_size > MAX_FILE_BYTES]
         if large or sum(info.file_size for info in entries) > MAX_TOTAL_BYTES:

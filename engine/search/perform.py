@@ -182,7 +182,11 @@ def _standing(action: Action, state: State, bench: Bench, emit: Emit) -> None:
 
 
 def _propose(action: Action, state: State, bench: Bench, emit: Emit) -> None:
-    raise NotImplementedError
+    from engine.search.propose import propose_round
+    from engine.search.start import lever_context
+
+    for body in propose_round(state, lever_context(state.deployment), action.data["agents"]):
+        emit(body)
 
 
 def _bundle(action: Action, state: State, bench: Bench, emit: Emit) -> None:
