@@ -17,7 +17,7 @@ LONGEST_SOCKET_PATH = 100  # Linux allows 107 bytes; the broker appends to the n
 
 
 def socket_path(data: Path) -> Path:
-    """The embedded broker's unix socket: inside the data folder, or in a short private folder where that is too long."""
+    """The embedded broker's unix socket: in the data folder, or in a short private folder where that is too long."""
     path = data / SOCKET_NAME
     if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
         return path

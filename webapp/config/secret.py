@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import tempfile
@@ -20,10 +21,8 @@ def secret_key(folder: Path) -> str:
                 file.write(secrets.token_urlsafe(48))
                 file.flush()
                 os.fsync(file.fileno())
-            try:
-                os.link(draft, path)  # atomic, and refused where another process was first
-            except FileExistsError:
-                pass
+            with contextlib.suppress(FileExistsError):  # another process was first: its key counts
+                os.link(draft, path)
         finally:
-            os.unlink(draft)
+            Path(draft).unlink()
     return path.read_text().strip()

@@ -204,6 +204,7 @@ SPECTACULAR_SETTINGS = {
     "DESCRIPTION": "Create, watch and steer searches for a faster lossless speculative decoder.",
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
+    "OAS_VERSION": "3.1.0",
 }
 
 LANGUAGE_CODE = "en"

@@ -1,4 +1,4 @@
-"""`python -m webapp.searches.check`: check a deployment in a process of its own. JSON in on stdin, JSON out on stdout."""
+"""`python -m webapp.searches.check`: check a deployment in a process of its own. JSON in, JSON out."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def machine() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
     if not boot.exists():
         return socket.gethostname()
-    return f"{boot.read_text().strip()[:8]}.{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{boot.read_text().strip()[:8]}.{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def new_owner(worker: str) -> str:

@@ -1,4 +1,4 @@
-"""Which workers are there now. Kept in the broker, by its clock: presence is a fact of the moment, not of the record."""
+"""Which workers are there now. Kept in the broker, by its clock: a fact of the moment, not of the record."""
 
 from __future__ import annotations
 

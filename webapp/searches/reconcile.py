@@ -1,4 +1,4 @@
-"""Rings again for work that nobody heard of, and lets leases of dead processes run out. Quiet, and safe to run twice."""
+"""Rings again for work that nobody heard of, and lets leases of dead processes run out. Safe to run twice."""
 
 from __future__ import annotations
 
