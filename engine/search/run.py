@@ -114,6 +114,7 @@ class _Interrupts:
 
     def _raise_if_due(self) -> None:
         if self._armed and self.count:
+            self._armed = False  # once: clean-up on the way out is not interrupted again
             raise _Cancelled
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
