@@ -1,0 +1,178 @@
+// Draws the plots of figures.js: throttled, only what changed, with legend, table, CSV and PNG beside each.
+
+import { h, reconcile, s, saveFile, setText } from "./dom.js";
+import { PLOTS } from "./figures.js";
+import * as f from "./format.js";
+import { glyph } from "./glyphs.js";
+
+const PAUSE = 250; // ms between two updates: at most four a second
+const DEFAULT_HEIGHT = 290; // px
+
+/** The theme's colours and fonts, as Plotly needs them. */
+function theme() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => style.getPropertyValue(`--${name}`).trim();
+  const names = ["text", "muted", "faint", "line", "surface", "sunken", "sans", "ok", "warn", "bad", "idle"];
+  return {
+    ...Object.fromEntries(names.map((name) => [name, read(name)])),
+    ...Object.fromEntries([1, 2, 3, 4].map((i) => [`series${i}`, read(`series-${i}`)])),
+  };
+}
+
+/** Resolves with Plotly when its script has run; rejects where it could not be loaded. */
+function plotly() {
+  if (window.Plotly) return Promise.resolve(window.Plotly);
+  const script = document.getElementById("plotly-script");
+  return new Promise((resolve, reject) => {
+    script.addEventListener("load", () => resolve(window.Plotly));
+    script.addEventListener("error", () => reject(new Error("plotly-basic.min.js could not be loaded")));
+  });
+}
+
+function swatch({ shape, tone, marker, verdict }) {
+  if (verdict) return glyph(verdict);
+  const icon = s("svg", { viewBox: "0 0 22 12", width: 22, height: 12, "aria-hidden": "true", class: `swatch ${tone}` });
+  if (shape === "box" || shape === "hatch") {
+    icon.append(s("rect", { x: 5, y: 0.5, width: 12, height: 11, rx: 2, fill: "currentColor" }));
+    if (shape === "hatch") icon.append(s("path", { d: "M6 11 16 1M5 6l5-5M12 11l5-5", class: "hatch" }));
+    return icon;
+  }
+  const dash = shape === "dash" ? "5 3" : null;
+  icon.append(s("path", { d: "M0 6h22", stroke: "currentColor", "stroke-width": 2.5, "stroke-dasharray": dash }));
+  if (marker === "dot") icon.append(s("circle", { cx: 11, cy: 6, r: 4, fill: "currentColor" }));
+  if (marker === "square") icon.append(s("rect", { x: 7.5, y: 2.5, width: 7, height: 7, class: "hollow" }));
+  return icon;
+}
+
+function figureTable({ header, rows, show }) {
+  const head = h("tr", {}, header.map((name, i) => h("th", { scope: "col", class: i ? "num" : null }, name)));
+  const body = rows.map((row) =>
+    h("tr", {}, row.map((value, i) => {
+      const text = value === null || value === undefined ? f.NONE : show[i](value);
+      return i ? h("td", { class: "num" }, text) : h("th", { scope: "row" }, text);
+    })),
+  );
+  return h("table", {}, h("thead", {}, head), h("tbody", {}, body));
+}
+
+/** Plotly on its own page: the legend inside the picture, a title and a background. */
+function exported(plot, { data, layout }, colours) {
+  const left = Math.max(layout.margin.l, 60);
+  return {
+    data,
+    layout: {
+      ...layout,
+      width: 1200, height: 720,
+      margin: { l: left, r: 40, t: 80, b: 110 },
+      paper_bgcolor: colours.surface,
+      title: { text: plot.title, x: 0.02, font: { size: 20, color: colours.text } },
+      showlegend: true,
+      legend: { orientation: "h", x: 0, y: -0.14, yanchor: "top", font: { size: 13 } },
+    },
+  };
+}
+
+function createCard(plot, section, searchName) {
+  const find = (name) => section.querySelector(`[data-part="${name}"]`);
+  const area = find("plot");
+  const parts = { legend: find("legend"), summary: find("summary"), empty: find("empty"), table: find("table") };
+  const buttons = [find("csv"), find("png")];
+  const details = section.querySelector("details");
+  let drawn = ""; // what the plot shows, as text
+  let figure = null;
+  let view = null;
+  let Plotly = null;
+
+  buttons[0].addEventListener("click", () => {
+    const { header, rows } = plot.table(view);
+    saveFile(`${f.fileName(searchName, plot.id)}.csv`, f.csv(header, rows), "text/csv");
+  });
+  buttons[1].addEventListener("click", async () => {
+    const picture = exported(plot, figure, theme());
+    const address = await Plotly.toImage(picture, { format: "png", width: 1200, height: 720, scale: 2 });
+    const answer = Uint8Array.from(atob(address.split(",")[1]), (char) => char.charCodeAt(0));
+    saveFile(`${f.fileName(searchName, plot.id)}.png`, new Blob([answer], { type: "image/png" }));
+  });
+
+  function words() {
+    const sentence = plot.empty(view);
+    parts.empty.hidden = sentence === null;
+    area.hidden = sentence !== null;
+    details.hidden = sentence !== null;
+    buttons.forEach((button) => (button.disabled = sentence !== null || (button === buttons[1] && !Plotly)));
+    setText(parts.empty.querySelector("p"), sentence ?? "");
+    parts.empty.classList.toggle("over", view.status === "finished" || view.status === "failed");
+    setText(parts.summary, sentence === null ? plot.summary(view) : "");
+    const legend = sentence === null ? plot.legend(view) : [];
+    reconcile(parts.legend, legend, (entry) => entry.label, JSON.stringify, (entry) => h("li", {}, swatch(entry), entry.label));
+    if (sentence === null) {
+      area.setAttribute("aria-label", `${plot.title}. ${plot.summary(view)} The figures are in the table below.`);
+      parts.table.replaceChildren(figureTable(plot.table(view)));
+    }
+    return sentence === null;
+  }
+
+  function draw(colours) {
+    const width = area.clientWidth;
+    if (!Plotly || width === 0) return;
+    const height = plot.height ? plot.height(view, width) : DEFAULT_HEIGHT;
+    figure = plot.figure(view, colours, width);
+    const layout = { ...figure.layout, width, height };
+    const now = JSON.stringify([figure.data, layout]);
+    if (now === drawn) return;
+    drawn = now;
+    // Plotly writes into what it is given; `figure` stays ours for the download
+    const copy = structuredClone({ data: figure.data, layout });
+    Plotly.react(area, copy.data, copy.layout, { displayModeBar: false, responsive: false });
+    area.dataset.updates = String(Number(area.dataset.updates ?? 0) + 1);
+  }
+
+  return {
+    area,
+    update(newView, colours, library) {
+      view = newView;
+      Plotly = library;
+      if (words()) draw(colours);
+    },
+  };
+}
+
+/** Finds the plot cards in the page and returns `render(view)`, which draws them soon, at most four times a second. */
+export function createPlots(searchName) {
+  const cards = PLOTS.map((plot) => createCard(plot, document.querySelector(`[data-plot="${plot.id}"]`), searchName));
+  let library = null;
+  let view = null;
+  let timer = null;
+  let last = -Infinity;
+
+  function pass() {
+    timer = null;
+    last = performance.now();
+    const colours = theme();
+    for (const card of cards) card.update(view, colours, library);
+  }
+
+  function schedule() {
+    if (timer !== null || view === null) return;
+    const wait = Math.max(0, last + PAUSE - performance.now());
+    timer = setTimeout(pass, wait);
+  }
+
+  plotly().then(
+    (loaded) => {
+      library = loaded;
+      schedule();
+    },
+    () => {
+      document.getElementById("plots-missing").hidden = false;
+    },
+  );
+  const observer = new ResizeObserver(schedule);
+  for (const card of cards) observer.observe(card.area.parentElement);
+  document.addEventListener("themechange", schedule);
+
+  return function render(newView) {
+    view = newView;
+    schedule();
+  };
+}
