@@ -165,26 +165,30 @@ def measure(
 ) -> StageProfile:
     """Profile `decoder` on `prompts` (token ids). Leaves the decoder as it was.
 
-    Each prompt is generated twice, with and without the stage clock; the oracles look at the first
-    `oracle_prompts` texts. Texts that end in their first token count for prefill only.
+    Each prompt is generated with the stage clock, and on CUDA once more without it, since there the clock costs
+    time; the oracles look at the first `oracle_prompts` texts. Texts that end in their first token count for
+    prefill only.
     """
+    device = decoder.model.device
     decoder.generate(prompts[0], min(max_new_tokens, WARMUP_TOKENS), stop)
-    plain = [decoder.generate(prompt, max_new_tokens, stop) for prompt in prompts]
-    clocked = _clocked(decoder, prompts, stop, max_new_tokens, make_clock(decoder.model.device))
-    texts = [(list(prompt), made.ids) for prompt, made in zip(prompts, plain, strict=True)]
-    emitted = [count for made in plain for count in made.emitted_per_step]
-    drafted = [count for made in plain for count in made.drafted_per_step]
-    context = _mean_context(texts, plain)
+    clock = make_clock(device)
+    watched = _generate_watched(decoder, prompts, stop, max_new_tokens, clock)
+    made = watched.made
+    unclocked = made if device.type == "cpu" else [decoder.generate(prompt, max_new_tokens, stop) for prompt in prompts]
+    texts = [(list(prompt), generation.ids) for prompt, generation in zip(prompts, made, strict=True)]
+    emitted = [count for generation in made for count in generation.emitted_per_step]
+    drafted = [count for generation in made for count in generation.drafted_per_step]
+    context = _mean_context(texts, made)
     mean_rows = round(1 + statistics.fmean(drafted)) if drafted else 1
     return StageProfile(
-        stage_seconds={name: spent for name, spent in clocked.seconds.items() if name != PREFILL},
-        decode_s=sum(made.decode_s for made in plain),
-        prefill_s=statistics.fmean(made.prefill_s for made in plain),
+        stage_seconds={name: spent for name, spent in clock.seconds.items() if name != PREFILL},
+        decode_s=sum(generation.decode_s for generation in unclocked),
+        prefill_s=statistics.fmean(generation.prefill_s for generation in unclocked),
         emitted_per_step=tuple(emitted),
         drafted_per_step=tuple(drafted),
-        acceptance_by_position=acceptance_by_position(emitted, clocked.depth),
+        acceptance_by_position=acceptance_by_position(emitted, watched.depth),
         context_tokens=context,
-        neural_share=clocked.neural_share,
+        neural_share=watched.neural_share,
         tree_oracle=tree_oracle(decoder, texts[:oracle_prompts]),
         verify_ms=verify_ms(decoder, texts[0], round(context), (1, mean_rows, *ORACLE_ROWS)),
         replay_ms_per_token=replay_ms_per_token(decoder, texts[:oracle_prompts], stop, max_new_tokens),
@@ -192,42 +196,40 @@ def measure(
 
 
 @dataclass(frozen=True)
-class _Clocked:
-    seconds: dict[str, float]
+class _Watched:
+    made: list[Generation]
     depth: int  # deepest draft of any step
     neural_share: float
 
 
-def _clocked(
+def _generate_watched(
     decoder: Decoder, prompts: Sequence[Sequence[int]], stop: StopRule, max_new_tokens: int, clock: MeasuringClock
-) -> _Clocked:
+) -> _Watched:
     """Generate with the stage clock, and watch the drafter."""
+
+    def generate() -> list[Generation]:
+        made = [decoder.generate(prompt, max_new_tokens, stop, clock=clock) for prompt in prompts]
+        if isinstance(clock, CudaClock):
+            clock.finish()
+        return made
+
     drafter = decoder.drafter
     if drafter is None:
-        for prompt in prompts:
-            decoder.generate(prompt, max_new_tokens, stop, clock=clock)
-        return _Clocked(_finished(clock), 0, 0.0)
-    watched = Recorder(drafter)
-    neural = Recorder(drafter.neural) if isinstance(drafter, HybridDrafter) else watched
-    decoder.drafter = watched
+        return _Watched(generate(), 0, 0.0)
+    outer = Recorder(drafter)
+    neural = Recorder(drafter.neural) if isinstance(drafter, HybridDrafter) else outer
+    decoder.drafter = outer
     if isinstance(drafter, HybridDrafter):
         drafter.neural = neural  # asked only where no match is found
     try:
-        for prompt in prompts:
-            decoder.generate(prompt, max_new_tokens, stop, clock=clock)
+        made = generate()
     finally:
         decoder.drafter = drafter
         if isinstance(drafter, HybridDrafter):
             drafter.neural = neural.inner
-    deepest = max((max(depths(tree), default=0) for tree in watched.trees), default=0)
-    share = len(neural.trees) / len(watched.trees) if watched.trees else 1.0
-    return _Clocked(_finished(clock), deepest, share)
-
-
-def _finished(clock: MeasuringClock) -> dict[str, float]:
-    if isinstance(clock, CudaClock):
-        clock.finish()
-    return dict(clock.seconds)
+    deepest = max((max(depths(tree), default=0) for tree in outer.trees), default=0)
+    share = len(neural.trees) / len(outer.trees) if outer.trees else 1.0
+    return _Watched(made, deepest, share)
 
 
 def acceptance_by_position(emitted_per_step: Sequence[int], depth: int) -> tuple[float, ...]:
@@ -255,10 +257,10 @@ def tree_oracle(
 ) -> tuple[tuple[int, float], ...]:
     """(rows, tokens per step) that best-first trees over the drafter's own marginals would have emitted.
 
-    The drafter is run again over every position of the finished `texts` (prompt, emitted ids), with the target's
-    taps of that text, and drafts the largest tree to its full depth; its most probable rows - 1 nodes are the
-    smaller ones. Steps are then walked for each size. Empty where there is no drafter, or where it has no
-    probabilities (suffix matches).
+    The drafter is run again over the finished `texts` (prompt, emitted ids), with the target's taps of that text,
+    and drafts the largest tree to its full depth; its most probable rows - 1 nodes are the smaller ones. Each
+    size walks the text in its own steps. Empty where there is no drafter, or where it has no probabilities
+    (suffix matches).
     """
     drafter = decoder.drafter
     if drafter is None:
@@ -268,36 +270,27 @@ def tree_oracle(
     steps = dict.fromkeys(budgets, 0)
     probabilities = False
     for prompt, ids in texts:
-        accepted: list[dict[int, int]] = []  # by anchor: accepted drafts, by budget
-        for anchor, tree in _redraft(decoder.model, drafter, prompt, ids, shape):
+        text, last = [*prompt, *ids], len(ids) - 1  # a step at the last token would emit nothing
+        taps = _taps(decoder.model, text, drafter.taps)
+        drafter.begin()
+        seen = 0
+        at = dict.fromkeys(budgets, 0)  # the next anchor of each walk, as an index of `ids`
+        while (anchor := min(at.values())) < last:
+            here = len(prompt) + anchor
+            drafter.observe(text[seen:here], None if taps is None else taps[seen:here])
+            seen = here
+            tree = drafter.propose(text[here], shape)
             probabilities = probabilities or any(score != 0.0 for score in tree.logprobs)
-            accepted.append(accepted_by_rows(tree, ids[anchor + 1 :], budgets))
-        for rows in budgets:
-            at = 0
-            while at < len(accepted):
-                advance = min(accepted[at][rows] + 1, len(accepted) - at)
-                emitted[rows] += advance
-                steps[rows] += 1
-                at += advance
+            accepted = accepted_by_rows(tree, ids[anchor + 1 :], budgets)
+            for rows in budgets:
+                if at[rows] == anchor:
+                    advance = min(accepted[rows] + 1, last - anchor)
+                    emitted[rows] += advance
+                    steps[rows] += 1
+                    at[rows] += advance
     if not probabilities:
         return ()
-    return tuple((rows, emitted[rows] / steps[rows]) for rows in budgets if steps[rows])
-
-
-def _redraft(
-    model: Model, drafter: Drafter, prompt: list[int], ids: list[int], shape: DraftShape
-) -> Iterator[tuple[int, DraftTree]]:
-    """What the drafter proposes at every anchor of a finished text but the last, whose step would emit nothing:
-    (index of the anchor in `ids`, tree)."""
-    text = [*prompt, *ids]
-    taps = _taps(model, text, drafter.taps)
-    drafter.begin()
-    seen = 0
-    for anchor in range(len(ids) - 1):
-        at = len(prompt) + anchor
-        drafter.observe(text[seen:at], None if taps is None else taps[seen:at])
-        seen = at
-        yield anchor, drafter.propose(text[at], shape)
+    return tuple((rows, emitted[rows] / steps[rows]) for rows in budgets)
 
 
 def _taps(model: Model, text: list[int], layers: tuple[int, ...]) -> Tensor | None:
