@@ -111,7 +111,9 @@ export function createActions({ root, apiUrl, csrf, getView }) {
     dialog.returnValue = "";
   });
   alert.querySelector("button").addEventListener("click", () => (alert.hidden = true));
-  root.querySelector('[data-action="curl"]').addEventListener("click", (event) => copy(curl(getView(), location.origin), event.currentTarget));
+  root
+    .querySelector('[data-action="curl"]')
+    .addEventListener("click", (event) => copy(curl(getView(), location.origin), event.currentTarget));
 
   function render(view) {
     if (asked && asked.status !== view.status) asked = null;
@@ -122,7 +124,12 @@ export function createActions({ root, apiUrl, csrf, getView }) {
       form.hidden = !can[name];
       button.disabled = busy !== null || asked !== null;
       button.setAttribute("aria-busy", String(busy === name || asked?.name === name));
-      if (focused && form.hidden) names.map((other) => forms[other]).find((other) => !other.hidden)?.querySelector("button").focus();
+      if (focused && form.hidden)
+        names
+          .map((other) => forms[other])
+          .find((other) => !other.hidden)
+          ?.querySelector("button")
+          .focus();
     }
   }
   return render;

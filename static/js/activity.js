@@ -48,8 +48,12 @@ function segment(span) {
   const look = span.verdict ? f.verdict(span.verdict) : { tone: "run", word: "running" };
   const took = span.end === null ? "" : `, ${f.duration(span.end - span.start)}`;
   const text = `trial ${span.trial}, ${look.word.toLowerCase()}${took}`;
-  const element = h("a", { class: `seg ${look.tone}`, href: `#trial-${span.trial}`, title: text, "aria-label": text },
-    span.verdict ? glyph(span.verdict) : null, h("span", {}, String(span.trial)));
+  const element = h(
+    "a",
+    { class: `seg ${look.tone}`, href: `#trial-${span.trial}`, title: text, "aria-label": text },
+    span.verdict ? glyph(span.verdict) : null,
+    h("span", {}, String(span.trial)),
+  );
   element.dataset.start = span.start;
   if (span.end !== null) element.dataset.end = span.end;
   return element;
@@ -79,9 +83,22 @@ export function createActivity(section) {
     now.hidden = rows.length > 0;
     setText(note, rows.length ? `${ended ? "the last" : "last"} ${f.duration(covered.end - covered.start)}` : "");
     reconcile(
-      list, rows, (lane) => lane.worker, (lane) => JSON.stringify([lane, ended]),
-      (lane) => h("li", { class: "lane" }, h("b", { title: lane.worker }, lane.worker), h("div", { class: "track" }, lane.spans.map(segment)),
-        h("small", {}, lane.now ? `trial ${lane.now.trial}: ${lane.now.phase || "starting"}` : ended ? "done" : "no trial now")),
+      list,
+      rows,
+      (lane) => lane.worker,
+      (lane) => JSON.stringify([lane, ended]),
+      (lane) =>
+        h(
+          "li",
+          { class: "lane" },
+          h("b", { title: lane.worker }, lane.worker),
+          h("div", { class: "track" }, lane.spans.map(segment)),
+          h(
+            "small",
+            {},
+            lane.now ? `trial ${lane.now.trial}: ${lane.now.phase || "starting"}` : ended ? "done" : "no trial now",
+          ),
+        ),
     );
     for (const element of list.querySelectorAll(".seg")) place(element, covered);
   };

@@ -147,5 +147,12 @@ export function csv(header, rows) {
 
 /** A name that is safe in a file system: "search-42-gaps". */
 export function fileName(...parts) {
-  return parts.map((part) => String(part).toLowerCase().replace(/[^a-z0-9.]+/g, "-").replace(/^-|-$/g, "")).join("-");
+  return parts
+    .map((part) =>
+      String(part)
+        .toLowerCase()
+        .replace(/[^a-z0-9.]+/g, "-")
+        .replace(/^-|-$/g, ""),
+    )
+    .join("-");
 }

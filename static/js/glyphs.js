@@ -19,8 +19,11 @@ export function glyph(verdict) {
     "svg",
     { viewBox: "0 0 12 12", width: 11, height: 11, "aria-hidden": "true", class: `glyph ${f.verdict(verdict).tone}` },
     s("path", {
-      d: path.d, fill: path.fill ? "currentColor" : "none",
-      stroke: path.fill ? null : "currentColor", "stroke-width": path.wide ? 2.6 : 1.9, "stroke-linecap": "round",
+      d: path.d,
+      fill: path.fill ? "currentColor" : "none",
+      stroke: path.fill ? null : "currentColor",
+      "stroke-width": path.wide ? 2.6 : 1.9,
+      "stroke-linecap": "round",
     }),
   );
 }

@@ -2,21 +2,27 @@
 
 import { h, reconcile, s, setText } from "./dom.js";
 import * as f from "./format.js";
-import { stockSpeculative } from "./figures.js";
+import { stockSpeculative } from "./figures/speedup.js";
 
 /** The last part of a path, or the whole name. */
 function shortName(ref) {
-  return String(ref ?? "").replace(/\/+$/, "").split("/").at(-1) || f.NONE;
+  return (
+    String(ref ?? "")
+      .replace(/\/+$/, "")
+      .split("/")
+      .at(-1) || f.NONE
+  );
 }
 
 /** What is tuned, as label and value pairs. Pure. */
 export function facts(deployment) {
   const regime = deployment.regime ?? {};
+  const lengths = `${f.number(regime.max_prompt_tokens)} in / ${f.number(regime.max_new_tokens)} out`;
   const sampling = regime.temperature > 0 ? `temperature ${regime.temperature}` : "greedy";
   return [
     ["target", shortName(deployment.target), deployment.target],
     ["drafter", shortName(deployment.drafter), deployment.drafter],
-    ["regime", `batch ${regime.batch}, up to ${f.number(regime.max_prompt_tokens)} in / ${f.number(regime.max_new_tokens)} out, ${sampling}`],
+    ["regime", `batch ${regime.batch}, up to ${lengths}, ${sampling}`],
     ["traffic", regime.prompts === "shipped" ? "shipped prompts" : shortName(regime.prompts), regime.prompts],
     ["device", `${deployment.platform}, ${deployment.dtype}`],
   ];
@@ -39,9 +45,13 @@ function meter(head, speculative) {
   if (f.isNumber(ratio)) {
     const { low, high } = head.over_autoregressive;
     box.append(s("rect", { x: 0, y: 0, width: at(ratio), height: 10, class: "meter-fill" }));
-    if (f.isNumber(low)) box.append(s("rect", { x: at(low), y: 0, width: Math.max(0.3, at(high) - at(low)), height: 10, class: "meter-interval" }));
+    if (f.isNumber(low))
+      box.append(
+        s("rect", { x: at(low), y: 0, width: Math.max(0.3, at(high) - at(low)), height: 10, class: "meter-interval" }),
+      );
   }
-  if (f.isNumber(ratio) || head.ceiling_ratio) box.append(s("rect", { x: Math.min(99.4, at(1)), y: 0, width: 0.6, height: 10, class: "meter-mark" }));
+  if (f.isNumber(ratio) || head.ceiling_ratio)
+    box.append(s("rect", { x: Math.min(99.4, at(1)), y: 0, width: 0.6, height: 10, class: "meter-mark" }));
   return box;
 }
 
@@ -70,8 +80,17 @@ export function createHeadline(root, file) {
     speedup("autoregressive", head.over_autoregressive, "");
     speedup("speculative", head.over_speculative, waiting);
     speedup("own", head.over_own_autoregressive, waiting);
-    const marks = ["stock 1×", speculative && `stock speculative ${f.ratio(speculative)}`, f.isNumber(head.ceiling_ratio) && `ceiling ${f.ratio(head.ceiling_ratio)} if every gap closed`];
-    put("marks", head.over_autoregressive || f.isNumber(head.ceiling_ratio) ? marks.filter(Boolean).join(" · ") : "Appears when the first plan stands against the stock baselines.");
+    const marks = [
+      "stock 1×",
+      speculative && `stock speculative ${f.ratio(speculative)}`,
+      f.isNumber(head.ceiling_ratio) && `ceiling ${f.ratio(head.ceiling_ratio)} if every gap closed`,
+    ];
+    put(
+      "marks",
+      head.over_autoregressive || f.isNumber(head.ceiling_ratio)
+        ? marks.filter(Boolean).join(" · ")
+        : "Appears when the first plan stands against the stock baselines.",
+    );
     const mark = JSON.stringify([head.over_autoregressive, head.ceiling_ratio, speculative]);
     if (slot("meter").dataset.mark !== mark) {
       slot("meter").dataset.mark = mark;
@@ -81,19 +100,28 @@ export function createHeadline(root, file) {
     put("rate", f.isNumber(head.tok_s) ? f.tokensPerSecond(head.tok_s) : "");
     put("rate.stock", f.isNumber(head.tok_s) && f.isNumber(stock) ? `stock ${f.tokensPerSecond(stock)}` : "");
     put("accept", f.number(head.accept_length, 2));
-    put("accept.note", f.isNumber(head.stock_accept_length) ? `stock ${f.number(head.stock_accept_length, 2)} · bonus token included` : "bonus token included");
+    put(
+      "accept.note",
+      f.isNumber(head.stock_accept_length)
+        ? `stock ${f.number(head.stock_accept_length, 2)} · bonus token included`
+        : "bonus token included",
+    );
     put("roofline", f.percent(head.roofline_share));
     bar(slot("roofline.bar"), head.roofline_share, 1);
     const counts = head.forcing;
     put("errors", counts ? f.number(counts.error) : f.NONE);
     slot("errors").classList.toggle("error", Boolean(counts?.error));
     put("errors.unit", counts ? (counts.error === 1 ? "error" : "errors") : "");
-    put("errors.note", counts ? `${f.number(counts.exact)} exact · ${f.plural(counts.near_tie, "near-tie")} (up to ${f.number(counts.near_tie_limit)})` : "checked in every trial");
+    const ties = counts ? `${f.plural(counts.near_tie, "near-tie")} (limit ${f.number(counts.near_tie_limit)})` : "";
+    put("errors.note", counts ? `${f.number(counts.exact)} exact · ${ties}` : "checked in every trial");
     const budget = view.budget ?? {};
     put("trials", f.number(budget.trials_used ?? 0));
     put("trials.total", f.isNumber(budget.trials) ? `/ ${f.plural(budget.trials, "trial")}` : "");
     bar(slot("trials.bar"), budget.trials_used, budget.trials);
-    put("seconds", f.isNumber(budget.seconds) ? `${f.duration(budget.seconds_used)} of ${f.duration(budget.seconds)}` : "");
+    put(
+      "seconds",
+      f.isNumber(budget.seconds) ? `${f.duration(budget.seconds_used)} of ${f.duration(budget.seconds)}` : "",
+    );
     bar(slot("seconds.bar"), budget.seconds_used, budget.seconds);
   }
 
@@ -108,9 +136,27 @@ export function createHeadline(root, file) {
   function baselines(view) {
     const rows = view.stocks ?? [];
     slot("stocks.empty").hidden = rows.length > 0;
-    reconcile(slot("stocks"), rows, (row) => row.name, JSON.stringify, (row) =>
-      h("li", {}, h("div", {}, h("b", {}, row.name), h("small", {}, row.implementation)),
-        h("div", { class: "num" }, f.tokensPerSecond(row.tok_s), h("small", {}, f.isNumber(row.accept_length) ? `accept length ${f.number(row.accept_length, 2)}` : "one token per step"))),
+    reconcile(
+      slot("stocks"),
+      rows,
+      (row) => row.name,
+      JSON.stringify,
+      (row) =>
+        h(
+          "li",
+          {},
+          h("div", {}, h("b", {}, row.name), h("small", {}, row.implementation)),
+          h(
+            "div",
+            { class: "num" },
+            f.tokensPerSecond(row.tok_s),
+            h(
+              "small",
+              {},
+              f.isNumber(row.accept_length) ? `accept length ${f.number(row.accept_length, 2)}` : "one token per step",
+            ),
+          ),
+        ),
     );
   }
 
@@ -137,8 +183,13 @@ export function createHeadline(root, file) {
     put("title", view.title || slot("title").textContent);
     put("sentence", view.sentence || "");
     if (view.deployment) {
-      reconcile(slot("facts"), facts(view.deployment), ([name]) => name, JSON.stringify, ([name, value, full]) =>
-        h("div", {}, h("dt", {}, name), h("dd", { title: full ?? null }, value)));
+      reconcile(
+        slot("facts"),
+        facts(view.deployment),
+        ([name]) => name,
+        JSON.stringify,
+        ([name, value, full]) => h("div", {}, h("dt", {}, name), h("dd", { title: full ?? null }, value)),
+      );
     }
     figures(view);
     gap(view);

@@ -74,7 +74,10 @@ function drawConnection() {
 
 function showDisconnected() {
   impatient = null;
-  setText(banner.querySelector("p"), `Connection lost. What you see is as of ${f.clock(lastNews)}; the search goes on without this page, and the page catches up by itself.`);
+  setText(
+    banner.querySelector("p"),
+    `Connection lost at ${f.clock(lastNews)}. The search goes on without this page, which will catch up.`,
+  );
   banner.hidden = false;
 }
 

@@ -41,7 +41,11 @@ function incumbent(data) {
 }
 
 const LINES = {
-  search_started: (d) => ["search started, seed ", strong(String(d.seed)), `, ${f.plural(d.budget.trials, "trial")} at most`],
+  search_started: (d) => [
+    "search started, seed ",
+    strong(String(d.seed)),
+    `, ${f.plural(d.budget.trials, "trial")} at most`,
+  ],
   hardware_probed: (d) => {
     const { name, device, read_gb_s: read, matmul_gflop_s: rate } = d.profile ?? {};
     const parts = ["device measured: ", strong(name || device || "device")];
@@ -58,7 +62,10 @@ const LINES = {
   trial_progress: (d) => [trialOf(d), `: ${d.phase}`],
   trial_judged: judged,
   incumbent_changed: incumbent,
-  round_ended: (d) => [strong(`round ${d.round}`), d.improved ? " ended with a new best plan" : " ended without a new best plan"],
+  round_ended: (d) => [
+    strong(`round ${d.round}`),
+    d.improved ? " ended with a new best plan" : " ended without a new best plan",
+  ],
   status_changed: (d) => [strong(f.status(d.status).word.toLowerCase()), d.by ? ` by ${d.by}` : ""],
   action_failed: (d) => [strong("will try again"), `: ${d.key} failed: ${d.reason}`],
   note: (d) => [d.text],

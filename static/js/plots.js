@@ -31,7 +31,13 @@ function plotly() {
 
 function swatch({ shape, tone, marker, verdict }) {
   if (verdict) return glyph(verdict);
-  const icon = s("svg", { viewBox: "0 0 22 12", width: 22, height: 12, "aria-hidden": "true", class: `swatch ${tone}` });
+  const icon = s("svg", {
+    viewBox: "0 0 22 12",
+    width: 22,
+    height: 12,
+    "aria-hidden": "true",
+    class: `swatch ${tone}`,
+  });
   if (shape === "box" || shape === "hatch") {
     icon.append(s("rect", { x: 5, y: 0.5, width: 12, height: 11, rx: 2, fill: "currentColor" }));
     if (shape === "hatch") icon.append(s("path", { d: "M6 11 16 1M5 6l5-5M12 11l5-5", class: "hatch" }));
@@ -45,12 +51,20 @@ function swatch({ shape, tone, marker, verdict }) {
 }
 
 function figureTable({ header, rows, show }) {
-  const head = h("tr", {}, header.map((name, i) => h("th", { scope: "col", class: i ? "num" : null }, name)));
+  const head = h(
+    "tr",
+    {},
+    header.map((name, i) => h("th", { scope: "col", class: i ? "num" : null }, name)),
+  );
   const body = rows.map((row) =>
-    h("tr", {}, row.map((value, i) => {
-      const text = value === null || value === undefined ? f.NONE : show[i](value);
-      return i ? h("td", { class: "num" }, text) : h("th", { scope: "row" }, text);
-    })),
+    h(
+      "tr",
+      {},
+      row.map((value, i) => {
+        const text = value === null || value === undefined ? f.NONE : show[i](value);
+        return i ? h("td", { class: "num" }, text) : h("th", { scope: "row" }, text);
+      }),
+    ),
   );
   return h("table", {}, h("thead", {}, head), h("tbody", {}, body));
 }
@@ -62,7 +76,8 @@ function exported(plot, { data, layout }, colours) {
     data,
     layout: {
       ...layout,
-      width: 1200, height: 720,
+      width: 1200,
+      height: 720,
       margin: { l: left, r: 40, t: 80, b: 110 },
       paper_bgcolor: colours.surface,
       title: { text: plot.title, x: 0.02, font: { size: 20, color: colours.text } },
@@ -104,7 +119,13 @@ function createCard(plot, section, searchName) {
     parts.empty.classList.toggle("over", view.status === "finished" || view.status === "failed");
     setText(parts.summary, sentence === null ? plot.summary(view) : "");
     const legend = sentence === null ? plot.legend(view) : [];
-    reconcile(parts.legend, legend, (entry) => entry.label, JSON.stringify, (entry) => h("li", {}, swatch(entry), entry.label));
+    reconcile(
+      parts.legend,
+      legend,
+      (entry) => entry.label,
+      JSON.stringify,
+      (entry) => h("li", {}, swatch(entry), entry.label),
+    );
     if (sentence === null) {
       area.setAttribute("aria-label", `${plot.title}. ${plot.summary(view)} The figures are in the table below.`);
       parts.table.replaceChildren(figureTable(plot.table(view)));

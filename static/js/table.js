@@ -40,8 +40,25 @@ export function matches(candidate, query, verdict) {
 }
 
 const CSV_HEADER = [
-  "trial", "round", "kind", "agent", "arm", "stage", "changes", "predicted_ratio", "status", "verdict", "reason",
-  "ratio", "ratio_low", "ratio_high", "accept_length", "tokens_exact", "tokens_near_tie", "tokens_error", "seconds",
+  "trial",
+  "round",
+  "kind",
+  "agent",
+  "arm",
+  "stage",
+  "changes",
+  "predicted_ratio",
+  "status",
+  "verdict",
+  "reason",
+  "ratio",
+  "ratio_low",
+  "ratio_high",
+  "accept_length",
+  "tokens_exact",
+  "tokens_near_tie",
+  "tokens_error",
+  "seconds",
 ];
 
 function changeText({ lever, from, to }) {
@@ -53,9 +70,25 @@ export function candidatesCsv(candidates) {
   return f.csv(
     CSV_HEADER,
     candidates.map((c) => [
-      c.trial, c.round, c.kind, c.agent, c.arm, c.stage, (c.changes ?? []).map(changeText).join("; "), c.predicted,
-      c.status, c.verdict, c.reason, c.ratio, c.low, c.high, c.accept_length, c.forcing?.exact, c.forcing?.near_tie,
-      c.forcing?.error, c.seconds,
+      c.trial,
+      c.round,
+      c.kind,
+      c.agent,
+      c.arm,
+      c.stage,
+      (c.changes ?? []).map(changeText).join("; "),
+      c.predicted,
+      c.status,
+      c.verdict,
+      c.reason,
+      c.ratio,
+      c.low,
+      c.high,
+      c.accept_length,
+      c.forcing?.exact,
+      c.forcing?.near_tie,
+      c.forcing?.error,
+      c.seconds,
     ]),
   );
 }
@@ -63,8 +96,15 @@ export function candidatesCsv(candidates) {
 function chips(changes) {
   if (!changes?.length) return h("span", { class: "quiet" }, "the starting plan");
   return changes.map(({ lever, from, to }) =>
-    h("span", { class: "chip" }, `${lever} `, h("s", {}, h("span", { class: "sr" }, "from "), f.leverValue(from)),
-      h("span", { class: "sr" }, " to"), " ", h("b", {}, f.leverValue(to))),
+    h(
+      "span",
+      { class: "chip" },
+      `${lever} `,
+      h("s", {}, h("span", { class: "sr" }, "from "), f.leverValue(from)),
+      h("span", { class: "sr" }, " to"),
+      " ",
+      h("b", {}, f.leverValue(to)),
+    ),
   );
 }
 
@@ -77,7 +117,9 @@ function measured(c) {
 function forcing(counts) {
   if (!counts) return f.NONE;
   const error = h("span", { class: counts.error ? "error" : null }, f.number(counts.error));
-  const limit = f.isNumber(counts.near_tie_limit) ? h("small", {}, `near-ties: up to ${f.number(counts.near_tie_limit)}`) : null;
+  const limit = f.isNumber(counts.near_tie_limit)
+    ? h("small", {}, `near-tie limit ${f.number(counts.near_tie_limit)}`)
+    : null;
   return [h("span", { class: "counts" }, `${f.number(counts.exact)} · ${f.number(counts.near_tie)} · `, error), limit];
 }
 
@@ -103,12 +145,25 @@ function row(c, old) {
   );
   const reason = c.status === "judged" ? c.reason : c.phase || "waiting for a worker";
   const cell = (label, { class: name = "" }, ...children) =>
-    h("td", { "data-l": label, class: children[0] === f.NONE ? `${name} nothing` : name || null }, h("div", { class: "cell" }, ...children));
+    h(
+      "td",
+      { "data-l": label, class: children[0] === f.NONE ? `${name} nothing` : name || null },
+      h("div", { class: "cell" }, ...children),
+    );
   return h(
     "tr",
     { id: `trial-${c.trial}`, class: c.status === "running" ? "running" : null },
-    h("th", { scope: "row", "data-l": "trial" }, h("div", { class: "cell" }, h("a", { href: `#trial-${c.trial}` }, String(c.trial)),
-      h("small", {}, `round ${c.round}`), c.kind && c.kind !== "candidate" ? h("small", { class: "kind" }, c.kind) : null)),
+    h(
+      "th",
+      { scope: "row", "data-l": "trial" },
+      h(
+        "div",
+        { class: "cell" },
+        h("a", { href: `#trial-${c.trial}` }, String(c.trial)),
+        h("small", {}, `round ${c.round}`),
+        c.kind && c.kind !== "candidate" ? h("small", { class: "kind" }, c.kind) : null,
+      ),
+    ),
     cell("change", { class: "changes" }, chips(c.changes)),
     cell("stage", {}, c.stage || f.NONE),
     cell("predicted", { class: "num" }, f.change(c.predicted)),
@@ -138,7 +193,10 @@ export function createTable(section, searchName) {
     empty.querySelector("p").textContent = ended
       ? "The search ended before a candidate was proposed."
       : "No candidate yet. The agents propose the first when the stock baselines and the first profile are in.";
-    count.textContent = rows.length === candidates.length ? f.number(rows.length) : `${f.number(rows.length)} of ${f.number(candidates.length)}`;
+    count.textContent =
+      rows.length === candidates.length
+        ? f.number(rows.length)
+        : `${f.number(rows.length)} of ${f.number(candidates.length)}`;
     find("csv").disabled = rows.length === 0;
   }
 
