@@ -26,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
-    return F.silu(gate) * up
+    return F.silu(gate).mul_(up)
 
 
 class Elementwise:

@@ -136,23 +136,12 @@ class Model:
             self.plan.attention, rows, cache.length, config.num_heads // config.num_kv_heads, tree_mask, self.device
         )
         cos, sin = self.rope.at(positions)
-        q_heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         tapped: dict[int, Tensor] = {}
         hidden = self.embed(ids)
         for number, layer in enumerate(self._layers):
             with clock.stage("verify.qkv"):
-                x = ops.rms_norm(hidden, layer.input_norm)
-                if len(layer.qkv) == 1:
-                    qkv = layer.qkv[0](x).view(rows, q_heads + 2 * kv_heads, head_dim)
-                    q, k, v = torch.split(qkv, (q_heads, kv_heads, kv_heads), dim=1)
-                else:
-                    q = layer.qkv[0](x).view(rows, q_heads, head_dim)
-                    k = layer.qkv[1](x).view(rows, kv_heads, head_dim)
-                    v = layer.qkv[2](x).view(rows, kv_heads, head_dim)
-                if layer.q_norm is not None and layer.k_norm is not None:
-                    q, k = ops.rms_norm(q, layer.q_norm), ops.rms_norm(k, layer.k_norm)
-                q = ops.apply_rope(q, cos, sin)
-                new_k[number].copy_(ops.apply_rope(k, cos, sin).transpose(0, 1))
+                q, k, v = self._project(layer, ops.rms_norm(hidden, layer.input_norm), cos, sin)
+                new_k[number].copy_(k.transpose(0, 1))
                 new_v[number].copy_(v.transpose(0, 1))
             with clock.stage("verify.attention"):
                 mixed = attend(q, all_k[number], all_v[number], attention)
@@ -174,3 +163,20 @@ class Model:
                 result = self._head(ops.rms_norm(last, self.final_norm))
         joined = torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None
         return Forward(result, joined)
+
+    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated q [R, q_heads, head_dim] and k, and v [R, kv_heads, head_dim], of normed hidden states x."""
+        config, ops = self.config, self._ops
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        counts = (heads, kv_heads, kv_heads)
+        if len(layer.qkv) == 1:
+            qkv = layer.qkv[0](x).view(-1, heads + 2 * kv_heads, head_dim)
+            if layer.q_norm is None:  # q and k are rotated as one
+                qk = ops.apply_rope(qkv[:, : heads + kv_heads], cos, sin)
+                return qk[:, :heads], qk[:, heads:], qkv[:, heads + kv_heads :]
+            q, k, v = torch.split(qkv, list(counts), dim=1)
+        else:
+            q, k, v = (project(x).view(-1, n, head_dim) for project, n in zip(layer.qkv, counts, strict=True))
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = ops.rms_norm(q, layer.q_norm), ops.rms_norm(k, layer.k_norm)
+        return ops.apply_rope(q, cos, sin), ops.apply_rope(k, cos, sin), v
