@@ -176,7 +176,6 @@ LEVERS: tuple[Lever, ...] = (
         (ALGORITHM, "draft", *_VERIFY),
         _draft_tokens_values,
         _draft_tokens_rule,
-        partners=("source",),
         effective=_drafts,
     ),
     Lever("tree_rows", "tree", (ALGORITHM, *_VERIFY, "accept"), _tree_rows_values, effective=_drafts),

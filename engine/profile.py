@@ -170,7 +170,7 @@ def measure(
     prefill only.
     """
     device = decoder.model.device
-    decoder.generate(prompts[0], min(max_new_tokens, WARMUP_TOKENS), stop)
+    _warm_up(decoder, prompts, stop, max_new_tokens)
     clock = make_clock(device)
     watched = _generate_watched(decoder, prompts, stop, max_new_tokens, clock)
     made = watched.made
@@ -193,6 +193,15 @@ def measure(
         verify_ms=verify_ms(decoder, texts[0], round(context), (1, mean_rows, *ORACLE_ROWS)),
         replay_ms_per_token=replay_ms_per_token(decoder, texts[:oracle_prompts], stop, max_new_tokens),
     )
+
+
+def _warm_up(decoder: Decoder, prompts: Sequence[Sequence[int]], stop: StopRule, max_new_tokens: int) -> None:
+    """A few tokens on a CPU. On CUDA everything once: libraries plan and compile for every new length there."""
+    if decoder.model.device.type == "cpu":
+        decoder.generate(prompts[0], min(max_new_tokens, WARMUP_TOKENS), stop)
+        return
+    for prompt in prompts:
+        decoder.generate(prompt, max_new_tokens, stop)
 
 
 @dataclass(frozen=True)
