@@ -1,0 +1,150 @@
+"""Timing statistics and the order of timed questions.
+
+Reference A and candidate B answer each prompt once, in ABBA order over the prompts (A B, B A, ...), so a drift of
+the machine falls on both alike and nothing that a process remembers of an answer can help it. One observation is
+the ratio of seconds per token of a pair. The result is the median ratio with a seeded bootstrap interval; it counts
+as a gain where the interval's lower end clears max(1 %, 2 sigma), sigma being the spread of that very median when the
+reference is compared with itself.
+
+Stopping early: after `early` pairs, and after each further one, a comparison ends when the interval's upper
+end lies under 1. It then ends in "slower", so looking early cannot make a false gain more likely.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.judge.report import Comparison, Pair
+
+RESAMPLES = 2000
+LEVEL = 0.95
+LEAST_GAIN = 0.01
+MEDIAN_SPREAD = math.sqrt(math.pi / 2)
+"""Standard deviation of a median of n normal values, times sqrt(n) / sigma, for large n."""
+MAD_TO_SIGMA = 1.4826
+PEAK_FACTOR = 1.5
+"""The fastest reading that a timing may imply, against the measured read bandwidth."""
+PLAUSIBLE_PEAK = 50e9
+"""Bytes per second that any machine may reach, whatever a probe on a busy one measured."""
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ReadLimit:
+    """The least that a target pass must read: its weights, less what the last-level cache keeps, at peak rate."""
+
+    weight_bytes: float
+    cache_bytes: float
+    bytes_per_second: float
+
+    @classmethod
+    def from_probe(cls, weight_bytes: float, cache_bytes: float, read_gb_s: float) -> ReadLimit:
+        return cls(weight_bytes, cache_bytes, max(PEAK_FACTOR * read_gb_s * 1e9, PLAUSIBLE_PEAK))
+
+    def seconds(self, tokens: int, draft_tokens: int) -> float:
+        """Least seconds of a generation: prefill gives one token, each verify pass at most `draft_tokens` + 1."""
+        passes = 1 + math.ceil(max(0, tokens - 1) / (draft_tokens + 1))
+        return passes * max(0.0, self.weight_bytes - self.cache_bytes) / self.bytes_per_second
+
+
+def ratio(pair: Pair) -> float:
+    """Seconds per token of the reference over those of the candidate: above 1 where the candidate is faster."""
+    return (pair.reference_s / pair.reference_tokens) / (pair.candidate_s / pair.candidate_tokens)
+
+
+def log_ratio(pair: Pair) -> float:
+    return math.log(ratio(pair))
+
+
+def bootstrap_medians(values: NDArray[np.float64], seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
+    """Medians of `resamples` resamples with replacement over the last axis: [..., n] -> [..., resamples]."""
+    n = values.shape[-1]
+    picks = np.random.default_rng(seed).integers(0, n, size=(resamples, n))
+    medians: NDArray[np.float64] = np.median(values[..., picks], axis=-1)
+    return medians
+
+
+def interval(values: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Percentile bootstrap interval (95 %) of the median over the last axis of positive `values`."""
+    tail = (1.0 - LEVEL) / 2.0
+    low, high = np.quantile(bootstrap_medians(values, seed), (tail, 1.0 - tail), axis=-1)
+    return low, high
+
+
+def pair_sigma(repeats: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Spread of one paired ratio when nothing differs, from log-ratios of repeats on the last axis (mean 0 by
+    construction; median absolute value, so that a burst on the machine does not widen it)."""
+    spread: NDArray[np.float64] = MAD_TO_SIGMA * np.median(np.abs(repeats), axis=-1)
+    return spread
+
+
+def gain_threshold(sigma: NDArray[np.float64], pairs: int) -> NDArray[np.float64]:
+    """What the interval's lower end must exceed 1 by: max(1 %, 2 sigma of the median of `pairs` ratios)."""
+    result: NDArray[np.float64] = np.maximum(LEAST_GAIN, 2.0 * median_sigma(sigma, pairs))
+    return result
+
+
+def median_sigma(sigma: NDArray[np.float64], pairs: int) -> NDArray[np.float64]:
+    return np.asarray(MEDIAN_SPREAD * sigma / math.sqrt(pairs))
+
+
+def clearly_slower(ratios: Sequence[float], early: int, seed: int) -> bool:
+    """The rule for ending early, in rejection only: at least `early` pairs, and the whole interval under 1."""
+    return len(ratios) >= early and float(interval(np.asarray(ratios), seed)[1]) < 1.0
+
+
+def summarise(
+    reference: str, pairs: Sequence[Pair], repeats: Sequence[float], seed: int, warmup_s: float = 0.0
+) -> Comparison:
+    """The comparison of at least one pair. `repeats` are log-ratios of the reference against itself; none = 0."""
+    ratios = np.asarray([ratio(pair) for pair in pairs])
+    low, high = interval(ratios, seed)
+    sigma = pair_sigma(np.asarray(repeats)) if repeats else np.float64(0.0)
+    return Comparison(
+        reference=reference,
+        pairs=tuple(pairs),
+        ratio=float(np.median(ratios)),
+        low=float(low),
+        high=float(high),
+        aa_sigma=float(median_sigma(np.asarray(sigma), len(pairs))),
+        threshold=float(gain_threshold(np.asarray(sigma), len(pairs))),
+        candidate_tok_s=statistics.median(pair.candidate_tokens / pair.candidate_s for pair in pairs),
+        reference_tok_s=statistics.median(pair.reference_tokens / pair.reference_s for pair in pairs),
+        warmup_s=warmup_s,
+    )
+
+
+def is_gain(comparison: Comparison) -> bool:
+    return comparison.low > 1.0 + comparison.threshold
+
+
+def balanced(round_index: int, sides: Sequence[T]) -> Sequence[T]:
+    """The order of sides in one round: forwards, backwards, forwards, ... (ABBA for two)."""
+    return sides if round_index % 2 == 0 else list(reversed(sides))
+
+
+def run_rounds(
+    prompts: Sequence[P],
+    sides: Sequence[Callable[[P], T]],
+    stop: Callable[[list[list[T]]], bool] = lambda rounds: False,
+) -> list[list[T]]:
+    """Ask every side every prompt once, in balanced order; results by round, in the order of `sides`. Ends before
+    the last prompt when `stop` says so of the rounds so far."""
+    rounds: list[list[T]] = []
+    for index, prompt in enumerate(prompts):
+        results: dict[int, T] = {}
+        for side in balanced(index, range(len(sides))):
+            results[side] = sides[side](prompt)
+        rounds.append([results[side] for side in range(len(sides))])
+        if stop(rounds):
+            break
+    return rounds

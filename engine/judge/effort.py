@@ -1,0 +1,43 @@
+"""How much the judge measures: counts of prompts and pairs, and how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.judge.seats import Timeouts
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Defaults keep a trial of the demo near half a minute on two cores.
+
+    forcing_prompts  prompts forced before anything is timed; they warm the candidate up, and stock runs them freely
+    pairs            timed pairs of candidate and incumbent, one prompt each; each timed text is forced too
+    early_pairs      pairs after which a comparison may end early, in rejection only
+    repeats          prompts that the incumbent answers twice in a trial, for the A/A spread
+    solo             prompts on which a plan without a rival is timed
+    stock_prompts    prompts on which stock is timed alone
+    floor_texts      stock texts that the noise floor is measured on, `floor_widths` rows a pass
+    standing_pairs   prompts of a new incumbent's comparison with stock; `final_pairs` of the closing one
+    profile_prompts  prompts of a stage profile
+    children         processes kept in memory at most
+    """
+
+    forcing_prompts: int = 2
+    pairs: int = 6
+    early_pairs: int = 3
+    repeats: int = 2
+    solo: int = 3
+    stock_prompts: int = 3
+    floor_texts: int = 3
+    floor_widths: tuple[int, ...] = (2, 8)
+    standing_pairs: int = 2
+    final_pairs: int = 5
+    profile_prompts: int = 3
+    children: int = 4
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    @property
+    def drawn(self) -> int:
+        """Prompts of one trial."""
+        return self.forcing_prompts + max(self.pairs, self.solo)
