@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Collection
 
 from django.db import transaction
 from django.utils import timezone
@@ -18,12 +20,13 @@ log = logging.getLogger(__name__)
 
 
 @transaction.atomic
-def advance(search_id: int) -> None:
+def advance(search_id: int, *, served: Collection[str] = ()) -> None:
     """Bring the search's jobs in line with what its policy wants now, under the search's lock.
 
     Emit actions are carried out here; each other action becomes a job, once. Jobs that the policy no longer wants
     are dropped: queued ones always, running ones where the search is being cancelled (their lease is taken away,
-    which stops the trial in flight). Workers are rung for new jobs when the transaction commits.
+    which stops the trial in flight). Workers are rung for new jobs when the transaction commits, except for one job
+    of each place in `served`: the caller will look for that itself.
     """
     search = locked(search_id)
     if search.is_over:
@@ -42,7 +45,7 @@ def advance(search_id: int) -> None:
         Job.objects.filter(search=search, key=stuck.key).update(status=Job.Status.FAILED)
         state = append_events(search, (ActionFailed(stuck.key, reason),))
     if state.status != "paused":
-        _synchronise(search, state, wanted)
+        _ring(_synchronise(search, state, wanted), served)
 
 
 def _ended_without_effect(search: Search, wanted: list[Action]) -> Action | None:
@@ -53,7 +56,8 @@ def _ended_without_effect(search: Search, wanted: list[Action]) -> Action | None
     return next((action for action in wanted if action.key in done), None)
 
 
-def _synchronise(search: Search, state: State, wanted: list[Action]) -> None:
+def _synchronise(search: Search, state: State, wanted: list[Action]) -> list[str]:
+    """Make the search's jobs what is wanted; the places of those that are new in the queue."""
     jobs = {job.key: job for job in search.jobs.all()}
     keys = {action.key for action in wanted}
     over = state.status in ("cancelling", "finished", "failed")
@@ -65,6 +69,7 @@ def _synchronise(search: Search, state: State, wanted: list[Action]) -> None:
     Job.objects.filter(pk__in=gone).update(
         status=Job.Status.DROPPED, lease_owner="", lease_expires=None, ended=timezone.now()
     )
+    new = []
     for action in wanted:
         where = Job.CONTROL if action.where == "control" else search.where
         job = jobs.get(action.key)
@@ -74,4 +79,12 @@ def _synchronise(search: Search, state: State, wanted: list[Action]) -> None:
             Job.objects.filter(pk=job.pk).update(status=Job.Status.QUEUED, lost=0, ended=None)
         else:
             continue
+        new.append(where)
+    return new
+
+
+def _ring(places: list[str], served: Collection[str]) -> None:
+    counts = Counter(places)
+    counts.subtract({where: 1 for where in served if where in counts})
+    for where in counts.elements():
         ring_on_commit(where)

@@ -76,10 +76,15 @@ class Drain:
 
     def _claim(self) -> Lease | None:
         if self._search is not None and not self.worker.is_control:
-            lease = claim(self.owner, [self.worker.kind, Job.CONTROL], only=self._search)
+            lease = claim(self.owner, self._places, only=self._search)
             if lease is not None:
                 return lease
         return claim(self.owner, [self.worker.kind], prefer=self._search)
+
+    @property
+    def _places(self) -> list[str]:
+        """Where jobs of the search whose models are loaded are done by this worker."""
+        return [self.worker.kind] if self.worker.is_control else [self.worker.kind, Job.CONTROL]
 
     def _may_get_more(self) -> bool:
         """Whether the search whose models are loaded has work in flight elsewhere."""
@@ -144,7 +149,7 @@ class Drain:
             search = locked(lease.search_id)
             lease.end(status)
             append_events(search, bodies)
-            advance(lease.search_id)
+            advance(lease.search_id, served=self._places)
 
     def _give_back(self, lease: Lease) -> None:
         """The worker ends: another may take the job at once."""

@@ -56,6 +56,7 @@ def append_events(search: Search, bodies: Iterable[Body], *, quiet: bool = False
         Event.objects.bulk_create(rows)
         search.status = state.status
         search.save()
+        PROJECTIONS.keep_on_commit(search.pk, state)
         if not quiet:
             wake_pages_on_commit(search.pk)
     return state

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connection
+from django.db import connection, transaction
 
 from engine.search.state import State, fold_all
 from engine.search.view import view
@@ -23,8 +23,8 @@ class _Entry:
 class Projections:
     """The newest known state of the most recently used searches.
 
-    A state may be kept because events never change. Inside a transaction nothing is kept: its events are not
-    committed yet and may be rolled back.
+    A state may be kept because events never change. Inside a transaction nothing is kept before the commit: its
+    events may be rolled back.
     """
 
     def __init__(self, capacity: int = 64) -> None:
@@ -59,6 +59,10 @@ class Projections:
         if not connection.in_atomic_block:
             self._keep(search_id, entry)
         return entry
+
+    def keep_on_commit(self, search_id: int, state: State) -> None:
+        """Keep the state that the open transaction's events lead to, once they are there for good."""
+        transaction.on_commit(lambda: self._keep(search_id, _Entry(state)), robust=True)
 
     def _keep(self, search_id: int, entry: _Entry) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ from engine.errors import UserError
 from engine.paths import REPOSITORY
 from engine.plan import Plan
 from engine.search.events import Budget, SearchStarted, StatusChanged
-from engine.search.start import starting_plan
+from engine.search.view import title
 from webapp.searches import models
 from webapp.searches.advance import advance
 from webapp.searches.doorbell import ring_on_commit
@@ -68,7 +68,7 @@ def create_search(
         search = Search.objects.create(
             owner=owner,
             deployment=row,
-            title=title_of(deployment),
+            title=title(deployment)[:200],
             seed=seed,
             budget=to_json(budget),
             initial_plan=start.to_json(),
@@ -120,10 +120,9 @@ COMMANDS: dict[str, Callable[..., None]] = {"pause": pause, "resume": resume, "c
 def check(deployment: Deployment, plan: Plan | None) -> Plan:
     """Everything that can be wrong with a deployment, told before anything is queued; the plan it starts from.
 
-    A GPU is asked in a process of its own: asking would leave a CUDA context in the web's memory for good.
+    In a process of its own: reading a checkpoint may load torch, and asking a GPU leaves a CUDA context behind,
+    which would stay in the web's memory for good. Raises UserError.
     """
-    if deployment.platform == "cpu":
-        return starting_plan(deployment, plan)
     question = json.dumps({"deployment": to_json(deployment), "plan": plan.to_json() if plan else None})
     done = subprocess.run(
         [sys.executable, "-m", "webapp.searches.check"],
@@ -155,18 +154,6 @@ def budget_of(data: Any) -> Budget:
 def plan_of(data: Any) -> Plan:
     """The plan of parsed JSON. Raises UserError."""
     return _parsed(Plan, data, "plan")
-
-
-def title_of(deployment: Deployment) -> str:
-    """A short name for lists: target and drafter without their folders, and the platform."""
-    names = [_short(deployment.target)]
-    names.append("n-gram" if deployment.drafter == NO_DRAFTER else _short(deployment.drafter))
-    platform = "CPU" if deployment.platform == "cpu" else "GPU"
-    return f"{' + '.join(names)}, single request, {platform}"[:200]
-
-
-def _short(reference: str) -> str:
-    return reference.removeprefix("demo:") if reference.startswith("demo:") else Path(reference).name or reference
 
 
 def _absolute(deployment: Deployment) -> Deployment:
