@@ -7,6 +7,7 @@ import { glyph } from "./glyphs.js";
 
 const PAUSE = 250; // ms between two updates: at most four a second
 const DEFAULT_HEIGHT = 290; // px
+const PICTURE = { width: 1200, height: 720 }; // px of a download, drawn at twice that
 
 /** The theme's colours and fonts, as Plotly needs them. */
 function theme() {
@@ -51,38 +52,35 @@ function swatch({ shape, tone, marker, verdict }) {
 }
 
 function figureTable({ header, rows, show }) {
-  const head = h(
-    "tr",
-    {},
-    header.map((name, i) => h("th", { scope: "col", class: i ? "num" : null }, name)),
-  );
-  const body = rows.map((row) =>
-    h(
+  const numeric = header.map((_, i) => i > 0 && rows.some((row) => typeof row[i] === "number"));
+  const look = (i) => ({ class: numeric[i] ? "num" : null });
+  const head = header.map((name, i) => h("th", { scope: "col", ...look(i) }, name));
+  const body = rows.map((row) => {
+    const text = row.map((value, i) => (value === null || value === undefined ? f.NONE : show[i](value)));
+    return h(
       "tr",
       {},
-      row.map((value, i) => {
-        const text = value === null || value === undefined ? f.NONE : show[i](value);
-        return i ? h("td", { class: "num" }, text) : h("th", { scope: "row" }, text);
-      }),
-    ),
-  );
-  return h("table", {}, h("thead", {}, head), h("tbody", {}, body));
+      h("th", { scope: "row" }, text[0]),
+      text.slice(1).map((cell, i) => h("td", look(i + 1), cell)),
+    );
+  });
+  return h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
 }
 
 /** Plotly on its own page: the legend inside the picture, a title and a background. */
-function exported(plot, { data, layout }, colours) {
+function exported(plot, view, colours) {
+  const { data, layout } = plot.figure(view, colours, PICTURE.width);
   const left = Math.max(layout.margin.l, 60);
   return {
     data,
     layout: {
       ...layout,
-      width: 1200,
-      height: 720,
+      ...PICTURE,
       margin: { l: left, r: 40, t: 80, b: 110 },
       paper_bgcolor: colours.surface,
       title: { text: plot.title, x: 0.02, font: { size: 20, color: colours.text } },
       showlegend: true,
-      legend: { orientation: "h", x: 0, y: -0.14, yanchor: "top", font: { size: 13 } },
+      legend: { orientation: "h", traceorder: "normal", x: 0, y: -0.14, yanchor: "top", font: { size: 13 } },
     },
   };
 }
@@ -94,7 +92,6 @@ function createCard(plot, section, searchName) {
   const buttons = [find("csv"), find("png")];
   const details = section.querySelector("details");
   let drawn = ""; // what the plot shows, as text
-  let figure = null;
   let view = null;
   let Plotly = null;
 
@@ -103,8 +100,8 @@ function createCard(plot, section, searchName) {
     saveFile(`${f.fileName(searchName, plot.id)}.csv`, f.csv(header, rows), "text/csv");
   });
   buttons[1].addEventListener("click", async () => {
-    const picture = exported(plot, figure, theme());
-    const address = await Plotly.toImage(picture, { format: "png", width: 1200, height: 720, scale: 2 });
+    const picture = exported(plot, view, theme());
+    const address = await Plotly.toImage(picture, { format: "png", ...PICTURE, scale: 2 });
     const answer = Uint8Array.from(atob(address.split(",")[1]), (char) => char.charCodeAt(0));
     saveFile(`${f.fileName(searchName, plot.id)}.png`, new Blob([answer], { type: "image/png" }));
   });
@@ -137,14 +134,12 @@ function createCard(plot, section, searchName) {
     const width = area.clientWidth;
     if (!Plotly || width === 0) return;
     const height = plot.height ? plot.height(view, width) : DEFAULT_HEIGHT;
-    figure = plot.figure(view, colours, width);
+    const figure = plot.figure(view, colours, width);
     const layout = { ...figure.layout, width, height };
     const now = JSON.stringify([figure.data, layout]);
     if (now === drawn) return;
     drawn = now;
-    // Plotly writes into what it is given; `figure` stays ours for the download
-    const copy = structuredClone({ data: figure.data, layout });
-    Plotly.react(area, copy.data, copy.layout, { displayModeBar: false, responsive: false });
+    Plotly.react(area, figure.data, layout, { displayModeBar: false, responsive: false });
     area.dataset.updates = String(Number(area.dataset.updates ?? 0) + 1);
   }
 

@@ -72,7 +72,8 @@ def test_dark_is_the_same_by_preference_and_by_choice() -> None:
 def test_text_has_contrast_aa(name: str) -> None:
     colours = PALETTES[name]
     grounds = ("bg", "surface", "sunken")
-    pairs = list(product(("text", "muted", "faint", "accent", "bad", "ok", "series-1", "series-2", "series-3"), grounds))
+    words = ("text", "muted", "faint", "accent", "bad", "ok", "series-1", "series-2", "series-3")
+    pairs = list(product(words, grounds))
     pairs += [(tone, f"{tone}-soft") for tone in ("ok", "warn", "bad", "idle")]
     pairs += [("text", f"{tone}-soft") for tone in ("ok", "warn", "bad", "idle", "accent")]
     pairs += [("accent-strong", "accent-soft"), ("on-accent", "accent"), ("on-accent", "accent-strong")]
