@@ -65,6 +65,7 @@ class PoisonedCache(KVCache):
         super().__init__(*arguments)  # type: ignore[arg-type]
         self._poison()
 
+    @torch.inference_mode()
     def _poison(self) -> None:
         self.k[:, :, self.length :] = math.nan
         self.v[:, :, self.length :] = math.nan
