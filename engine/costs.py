@@ -136,10 +136,11 @@ def _block_drafter(config: ModelConfig, drafter: DraftConfig, element: int, shap
 
 
 def _draft_model(model: ModelConfig, element: int, shape: StepShape) -> StageCost:
-    """One pass of the whole model for every draft token."""
+    """One pass of the whole model for every draft token, each with one more key than the last."""
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     weights = model.num_layers * model.layer_parameters + model.vocab_size * model.hidden_size
-    attention = _attention(model.num_layers, q, kv, 1, shape.context, element)
+    keys = shape.context + (shape.drafted + 1) / 2
+    attention = _attention(model.num_layers, q, kv, 1, keys, element)
     one = StageCost(weights * element, 2 * weights) + attention + StageCost(model.vocab_size * element)
     return one.scaled(shape.drafted)
 

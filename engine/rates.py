@@ -20,6 +20,8 @@ from engine.hardware import Reading
 
 BATCHES = 12
 SAMPLES_PER_BATCH = 5
+LIMIT_S = 6.0
+"""No new round of batches begins after this, however slow the device is; one is always taken."""
 CPU_READ_BYTES = 512 << 20
 CUDA_READ_BYTES = 8 << 30
 CPU_MATRIX = 1024
@@ -54,7 +56,10 @@ def sample_interleaved(kernels: dict[str, tuple[Kernel, float]], timer: Timer) -
     found: dict[str, list[float]] = {name: [] for name in kernels}
     for kernel, _ in kernels.values():
         kernel()
-    for _ in range(BATCHES):
+    begin = time.perf_counter()
+    for number in range(BATCHES):
+        if number and time.perf_counter() - begin > LIMIT_S:
+            break
         for name, (kernel, work) in kernels.items():
             found[name] += [work / timer(kernel) / 1e9 for _ in range(SAMPLES_PER_BATCH)]
     return {name: tuple(values) for name, values in found.items()}

@@ -187,7 +187,7 @@ def test_a_change_that_cannot_be_had_is_refused() -> None:
 
 
 def test_unknown_lever_is_named() -> None:
-    with pytest.raises(UserError, match="'turbo'.*draft_tokens"):
+    with pytest.raises(UserError, match=r"'turbo'.*draft_tokens"):
         levers.lever("turbo")
 
 
