@@ -71,7 +71,8 @@ class Lever:
     `values(context)` lists what this device and drafter can do at all. `rule(plan, context)` gives a sentence
     where the plan's value clashes with another lever (one of `partners`), None where it is fine.
     `effective(plan)` is False where the value changes nothing; such a lever is neither checked nor told apart.
-    `stages` are the rows of the gap list that it can shrink.
+    `stages` are the rows of the gap list that it can shrink; what a draft shape saves in every stage by emitting
+    more tokens a step is the algorithm row.
     """
 
     name: str
@@ -173,12 +174,12 @@ LEVERS: tuple[Lever, ...] = (
     Lever(
         "draft_tokens",
         "tree",
-        (ALGORITHM, "draft", *_VERIFY),
+        (ALGORITHM, "draft"),
         _draft_tokens_values,
         _draft_tokens_rule,
         effective=_drafts,
     ),
-    Lever("tree_rows", "tree", (ALGORITHM, *_VERIFY, "accept"), _tree_rows_values, effective=_drafts),
+    Lever("tree_rows", "tree", (ALGORITHM,), _tree_rows_values, effective=_drafts),
     Lever(
         "ngram_min",
         "source",
