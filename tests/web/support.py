@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import psycopg
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.db import connections
+from django.db import connection, connections
 
 from engine.deployment import NO_DRAFTER, Deployment
 from engine.paths import REPOSITORY
@@ -33,13 +35,23 @@ REDIS = os.environ.get("TEST_REDIS_URL", "redis://127.0.0.1:6379/9")
 SMALL = Budget(seconds=3600, trials=4, candidates_per_round=2, min_rounds=1, plateau_rounds=1)
 
 
+_CONFIGS: dict[str, dict[str, Any]] = {}
+
+
 def configure_database(url: str) -> None:
-    """Make every new connection of every thread go to this database."""
+    """Make every new connection of every thread go to this database.
+
+    The settings of each engine stay one dictionary: a thread that lives longer than a test (asgiref has one) keeps
+    its connection object, which reads them each time it connects.
+    """
     config: dict[str, Any] = dict(dj_database_url.parse(url, conn_max_age=0))
     if url.startswith("sqlite"):
         config["OPTIONS"] = dict(product.SQLITE_OPTIONS)
     connections["default"].close()
-    connections.settings["default"] = connections.configure_settings({"default": config})["default"]
+    kept = _CONFIGS.setdefault(config["ENGINE"], {})
+    kept.clear()
+    kept.update(connections.configure_settings({"default": config})["default"])
+    connections.settings["default"] = kept
     del connections["default"]
     PROJECTIONS.clear()
 
@@ -98,6 +110,21 @@ def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
         if time.monotonic() > deadline:
             raise AssertionError(f"nothing within {seconds} s: {condition}")
         time.sleep(0.02)
+
+
+def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """Results of `count` threads that begin together; an error in one fails the test."""
+    start = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        start.wait()
+        try:
+            return work(number)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
 
 
 class Spawner:

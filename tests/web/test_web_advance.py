@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 
 from engine.errors import UserError
 from engine.search import events as ev
 from engine.search.state import FoldError
 from tests.web import fake_engine
-from tests.web.support import make_search
+from tests.web.support import in_threads, make_search
 from webapp.searches import services
 from webapp.searches.advance import advance
 from webapp.searches.drain import Drain
@@ -68,24 +67,7 @@ def test_concurrent_advances_make_each_job_once() -> None:
             SimpleNamespace(kind="probe"), PROJECTIONS.state(search.pk), profile, profile.seen.append
         )  # the probe's own event, without the drain's advance
         append_events(locked_search, profile.seen)
-    start = threading.Barrier(4)
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            start.wait()
-            advance(search.pk)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(4, lambda number: advance(search.pk))
     assert keys(search) == {"probe": "done", "stock:autoregressive": "queued"}
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -16,7 +15,7 @@ from django.db.models.functions import Now
 from engine.paths import REPOSITORY
 from engine.search import events as ev
 from tests.web import fake_engine
-from tests.web.support import make_search, wait_for
+from tests.web.support import in_threads, make_search, wait_for
 from webapp.searches import services
 from webapp.searches.drain import Drain, _Emitter
 from webapp.searches.interrupts import Interrupted, Interrupts
@@ -26,31 +25,6 @@ from webapp.searches.reconcile import reconcile
 from webapp.searches.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("no_check", "rings")
-
-
-def in_threads(count: int, work: Callable[[int], object]) -> list[object]:
-    """Results of `count` threads that begin together; an error in one fails the test."""
-    start = threading.Barrier(count)
-    results: list[object] = [None] * count
-
-    def run(number: int) -> None:
-        try:
-            start.wait()
-            results[number] = work(number)
-        except BaseException as error:
-            results[number] = error
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
 
 
 def run_out(job_id: int) -> None:
@@ -308,11 +282,16 @@ def _cancel(search_id: int) -> None:
 def test_interrupts_wait_for_a_shielded_block() -> None:
     interrupts = Interrupts()
     order: list[str] = []
-    with interrupts.installed(), pytest.raises(Interrupted), interrupts.armed():
-        with interrupts.shielded():
-            interrupts.lost()
-            order.append("stored")
-        order.append("not reached")
+
+    def work() -> None:
+        with interrupts.installed(), interrupts.armed():
+            with interrupts.shielded():
+                interrupts.lost()
+                order.append("stored")
+            order.append("not reached")
+
+    with pytest.raises(Interrupted):
+        work()
     assert order == ["stored"]
     with interrupts.armed():  # the loss of an earlier lease is forgotten
         order.append("next")
