@@ -169,14 +169,10 @@ def _headline(state: State, profile: Profiled | None) -> dict[str, Any]:
 
 
 def reachable_ms(profile: Profiled) -> float | None:
-    """The least time per emitted token that a lossless plan could reach here: the reachable floors of all
-    stages, shrunk by what the drafter's own probabilities would allow with a better tree. None without stages."""
+    """The least time per emitted token that a lossless plan could reach here: the reachable floors of all stages,
+    which are per token at the best draft shape already (`engine.roofline`). None without stages."""
     floors = [gap.reachable_floor_ms for gap in profile.stages if gap.stage != ALGORITHM]
-    if not floors:
-        return None
-    reachable = profile.reachable_accept_length or profile.accept_length
-    shrink = profile.accept_length / reachable if reachable > profile.accept_length > 0 else 1.0
-    return sum(floors) * shrink
+    return sum(floors) if floors else None
 
 
 def _ratio(comparison: Comparison) -> dict[str, float]:
