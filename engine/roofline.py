@@ -30,8 +30,9 @@ from engine.plan import Plan
 from engine.search.events import Profiled, StageGap
 from engine.stages import STAGE_NAMES
 
-IMPLAUSIBLE = 2.0
-"""A stage that runs this many times faster than its floor means that the probe read the device too low."""
+IMPLAUSIBLE = 4.0
+"""A stage that runs this many times faster than the probe allows is a wrong measurement, not a busy probe: on shared
+machines bandwidth was seen to change by a factor of two within seconds."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def analyse(
     """Ceilings and gaps of a measured plan.
 
     Raises UserError where the profile has no decode step, or where a stage beat its floor by so much that the
-    device must have been probed while it was busy. A smaller excess raises the rates instead: a rate that a
+    the probe or the profile must be wrong. A smaller excess raises the rates instead: a rate that a
     stage reached is one that the device can do.
     """
     if profile.steps == 0:

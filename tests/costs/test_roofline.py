@@ -236,7 +236,7 @@ def test_a_stage_faster_than_the_probe_raises_the_rates() -> None:
 
 def test_a_probe_far_too_low_is_refused() -> None:
     profile = simulate(random.Random(9), PLAN)
-    wrong = dataclasses.replace(HARDWARE, read_gb_s=8.0, matmul_gflop_s=30.0)
+    wrong = dataclasses.replace(HARDWARE, read_gb_s=4.0, matmul_gflop_s=15.0)
     with pytest.raises(UserError, match=r"times faster than the probed rates of a test machine .*--refresh") as caught:
         analyse(profile, SMOL, DRAFTER, PLAN, "fp32", wrong)
     assert caught.value.code == "implausible-hardware"
