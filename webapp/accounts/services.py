@@ -49,10 +49,13 @@ def issue_sign_in_token(user: User) -> str:
 def redeem_sign_in_token(token: str) -> User | None:
     """The user whom the token signs in, once; None where it is unknown, used or expired."""
     now = timezone.now()
-    mine = SignInToken.objects.filter(digest=digest_of(token), user__is_active=True)
-    if not mine.filter(used=None, expires__gt=now).update(used=now):
+    found = SignInToken.objects.select_related("user").filter(digest=digest_of(token), user__is_active=True).first()
+    if found is None:
         return None
-    return mine.select_related("user").get().user
+    # Conditions on the token's own columns alone: a join would become a subquery, which PostgreSQL does not look at
+    # again when it has waited for another redemption of the same row.
+    once = SignInToken.objects.filter(pk=found.pk, used=None, expires__gt=now).update(used=now)
+    return found.user if once else None
 
 
 def create_api_token(user: User, name: str) -> str:

@@ -12,6 +12,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.exceptions import NotFound, ParseError
 from rest_framework.generics import GenericAPIView
+from rest_framework.parsers import FormParser, JSONParser, MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
@@ -100,7 +101,7 @@ class SearchList(GenericAPIView):
         search = services.create_search(
             owner=request.user,
             deployment=services.deployment_of(data["deployment"]),
-            budget=services.budget_of(data.get("budget") or {}),
+            budget=services.budget_of(data["budget"]) if data.get("budget") is not None else None,
             seed=seed,
             plan=services.plan_of(data["plan"]) if data.get("plan") is not None else None,
         )
@@ -117,6 +118,7 @@ class SearchDetail(APIView):
 
 class SearchCommand(APIView):
     command = ""
+    parser_classes = (JSONParser, FormParser, MultiPartParser)  # there is no body to read: any kind of none will do
 
     @extend_schema(request=None, responses=answers({200: SEARCH}, 404, 409))
     def post(self, request: Request, pk: int) -> Response:
