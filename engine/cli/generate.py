@@ -13,12 +13,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from engine.cli.options import add_checkpoints, add_device, deployment, positive, read_plan, reference
+from engine.deployment import SHIPPED_PROMPTS
 from engine.errors import UserError
 
 if TYPE_CHECKING:
     from engine.deployment import Deployment
     from engine.plan import Plan
     from engine.tokenizer import Tokenizer
+
+
+DEFAULT_TOKENS = 128
+"""Longest output without a bundle."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +35,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoints(parser)
     add_device(parser)
     parser.add_argument(
-        "--max-new-tokens", type=positive, metavar="N", help="longest output (default: the bundle's, else 128)"
+        "--max-new-tokens",
+        type=positive,
+        metavar="N",
+        help=f"longest output (default: the bundle's, else {DEFAULT_TOKENS})",
     )
     parser.add_argument("--raw", action="store_true", help="encode the prompt as it is, without the chat template")
     parser.add_argument("--quiet", action="store_true", help="print the text only")
@@ -39,20 +47,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     tuned, plan = _what_to_run(options)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if not prompt.strip():
+        raise UserError("The prompt is empty; say something with --prompt.", field="prompt")
 
-    from engine.check import check_deployment
     from engine.generate import StopRule, build_decoder
+    from engine.search.start import starting_plan
     from engine.tokenizer import load_tokenizer
     from engine.weights import open_checkpoint
 
-    check_deployment(tuned, plan)
     tokenizer = load_tokenizer(open_checkpoint(tuned.target))
     ids = tokenizer.encode(prompt) if options.raw else tokenizer.chat([{"role": "user", "content": prompt}])
-    if not ids:
-        raise UserError("The prompt is empty; give some text with --prompt.", field="prompt")
-    # The regime says how long a prompt may be; the one at hand says how much room is needed.
-    tuned = dataclasses.replace(tuned, regime=dataclasses.replace(tuned.regime, max_prompt_tokens=len(ids)))
-    check_deployment(tuned, plan)
+    # The room that is needed is that of this one prompt, whatever the regime allows.
+    tuned = dataclasses.replace(tuned, regime=dataclasses.replace(tuned.regime, max_prompt_tokens=max(1, len(ids))))
+    plan = starting_plan(tuned, plan)
 
     decoder = build_decoder(tuned, plan)
     stream = _Stream(tokenizer)
@@ -71,20 +78,22 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _what_to_run(options: argparse.Namespace) -> tuple[Deployment, Plan]:
+def _what_to_run(options: argparse.Namespace) -> tuple[Deployment, Plan | None]:
+    """The deployment, and the plan where one is named."""
     if options.bundle is None:
         base = deployment(options)
-        regime = dataclasses.replace(base.regime, max_new_tokens=options.max_new_tokens or 128)
-        return dataclasses.replace(base, regime=regime), _plan(options, base)
+        regime = dataclasses.replace(base.regime, max_new_tokens=options.max_new_tokens or DEFAULT_TOKENS)
+        return dataclasses.replace(base, regime=regime), read_plan(options.plan) if options.plan else None
     if options.plan is not None:
         raise UserError("Give --bundle or --plan, not both: a bundle holds its own plan.", field="plan")
     from engine.bundle import locate_checkpoint, locate_drafter, read
 
     bundle = read(options.bundle)
     base = bundle.deployment
-    regime = base.regime
-    if options.max_new_tokens is not None:
-        regime = dataclasses.replace(regime, max_new_tokens=options.max_new_tokens)
+    # The bundle's own prompts are not read here, and need not be on this machine.
+    regime = dataclasses.replace(
+        base.regime, prompts=SHIPPED_PROMPTS, max_new_tokens=options.max_new_tokens or base.regime.max_new_tokens
+    )
     tuned = dataclasses.replace(
         base,
         target=locate_checkpoint(bundle, options.target and reference(options.target)),
@@ -94,14 +103,6 @@ def _what_to_run(options: argparse.Namespace) -> tuple[Deployment, Plan]:
         regime=regime,
     )
     return tuned, bundle.plan
-
-
-def _plan(options: argparse.Namespace, base: Deployment) -> Plan:
-    if options.plan is not None:
-        return read_plan(options.plan)
-    from engine.search.start import starting_plan
-
-    return starting_plan(base)
 
 
 class _Stream:

@@ -84,7 +84,7 @@ def add_regime(parser: argparse._ActionsContainer) -> None:
 
 
 def deployment(options: argparse.Namespace) -> Deployment:
-    """The deployment that the options name; nothing is checked yet but the platform's name."""
+    """The deployment that the options name, in the default regime where they name none. Nothing is checked yet."""
     target = reference(options.target) if options.target is not None else DEMO_TARGET
     if options.drafter is not None:
         drafter = reference(options.drafter)
@@ -92,13 +92,14 @@ def deployment(options: argparse.Namespace) -> Deployment:
         drafter = DEMO_DRAFTER if target == DEMO_TARGET else NO_DRAFTER
     platform = options.platform if options.platform is not None else _best_platform()
     dtype: Dtype = options.dtype if options.dtype is not None else ("fp32" if platform == "cpu" else "bf16")
-    prompts = getattr(options, "prompts", SHIPPED_PROMPTS)
-    regime = Regime(
-        max_prompt_tokens=getattr(options, "max_prompt_tokens", _DEFAULTS.max_prompt_tokens),
-        max_new_tokens=getattr(options, "max_new_tokens", _DEFAULTS.max_new_tokens),
-        prompts=prompts if prompts == SHIPPED_PROMPTS else absolute(prompts),
-    )
-    return Deployment(target=target, drafter=drafter, regime=regime, platform=platform, dtype=dtype)
+    served = regime(options) if "max_prompt_tokens" in options else _DEFAULTS
+    return Deployment(target=target, drafter=drafter, regime=served, platform=platform, dtype=dtype)
+
+
+def regime(options: argparse.Namespace) -> Regime:
+    """The regime that the options of `add_regime` name."""
+    prompts = options.prompts if options.prompts == SHIPPED_PROMPTS else absolute(options.prompts)
+    return Regime(max_prompt_tokens=options.max_prompt_tokens, max_new_tokens=options.max_new_tokens, prompts=prompts)
 
 
 def reference(text: str) -> str:

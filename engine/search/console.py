@@ -157,7 +157,8 @@ def describe(event: Event, view: View) -> tuple[str, str] | None:
                 "",
             )
         case StockMeasured():
-            accept = f", accept length {body.accept_length:.2f}" if body.accept_length is not None else ""
+            drafts = body.accept_length is not None and body.name != "autoregressive"
+            accept = f", accept length {body.accept_length:.2f}" if drafts else ""
             return f"Stock {body.name} ({body.implementation}): {body.tok_s:.1f} tokens/s{accept}.", ""
         case Profiled():
             gap = view["largest_gap"]

@@ -17,9 +17,8 @@ from engine.judge.report import Comparison, Forcing, Judgement, Pair
 from engine.plan import Plan
 from engine.search.events import IncumbentChanged, Profiled, StageGap, StockMeasured
 
-WORDS = tuple(
-    "the quick brown fox jumps over a lazy dog while seven small boats sail past an old stone harbour wall".split(" ")
-)
+TEXT = "the quick brown fox jumps over a lazy dog while seven small boats sail past an old stone harbour wall"
+WORDS = TEXT.split()
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +38,7 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = trainers.BpeTrainer(
         vocab_size=320, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 4, trainer)
+    tokenizer.train_from_iterator([TEXT] * 4, trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
     torch.manual_seed(20)
     config = LlamaConfig(
@@ -49,7 +48,7 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         bos_token_id=0,
         eos_token_id=1,
     )

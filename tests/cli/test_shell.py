@@ -82,7 +82,7 @@ def test_any_prefix_of_the_events_goes_on_to_the_same_end(
     assert whole.incumbent is not None
     lines = (folder / EVENTS).read_bytes().splitlines(keepends=True)
     rng = random.Random(7)
-    for kept in range(1, len(lines)):
+    for kept in rng.sample(range(1, len(lines)), 24):
         cut = tmp_path / f"cut-{kept}"
         cut.mkdir()
         torn = lines[kept][: rng.randrange(len(lines[kept]))]
