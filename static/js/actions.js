@@ -81,27 +81,24 @@ export function createActions({ root, apiUrl, csrf, getView }) {
   const forms = Object.fromEntries(names.map((name) => [name, root.querySelector(`form[data-action="${name}"]`)]));
   const alert = document.getElementById("action-error");
   const dialog = document.getElementById("cancel-dialog");
-  let busy = null;
-  let asked = null; // {name, status} until the status has moved
+  let asked = null; // {name, status}: what was asked for, and the status it was asked in, until that has moved
 
   async function post(name) {
-    busy = name;
+    asked = { name, status: getView().status };
     alert.hidden = true;
     render(getView());
     const failed = await send(`${apiUrl}/${name}`, csrf);
-    busy = null;
-    if (failed) {
-      setText(alert.querySelector("p"), failed);
-      alert.hidden = false;
-    } else {
-      asked = { name, status: getView().status };
-    }
+    if (!failed) return; // the event that tells of the change comes over the socket
+    asked = null;
+    setText(alert.querySelector("p"), failed);
+    alert.hidden = false;
     render(getView());
   }
 
   for (const [name, form] of Object.entries(forms)) {
     form.addEventListener("submit", (event) => {
       event.preventDefault();
+      if (asked) return;
       if (name === "cancel") dialog.showModal();
       else post(name);
     });
@@ -118,19 +115,15 @@ export function createActions({ root, apiUrl, csrf, getView }) {
   function render(view) {
     if (asked && asked.status !== view.status) asked = null;
     const can = allowed(view.status);
-    for (const [name, form] of Object.entries(forms)) {
-      const button = form.querySelector("button");
-      const focused = document.activeElement === button;
-      form.hidden = !can[name];
-      button.disabled = busy !== null || asked !== null;
-      button.setAttribute("aria-busy", String(busy === name || asked?.name === name));
-      if (focused && form.hidden)
-        names
-          .map((other) => forms[other])
-          .find((other) => !other.hidden)
-          ?.querySelector("button")
-          .focus();
+    const buttons = names.map((name) => forms[name].querySelector("button"));
+    const focused = buttons.indexOf(document.activeElement);
+    for (const [i, name] of names.entries()) {
+      forms[name].hidden = !can[name];
+      // not `disabled`, which would take the focus away from whoever works by keyboard
+      buttons[i].setAttribute("aria-disabled", String(asked !== null));
+      buttons[i].setAttribute("aria-busy", String(asked?.name === name));
     }
+    if (focused >= 0 && forms[names[focused]].hidden) buttons.find((_, i) => can[names[i]])?.focus();
   }
   return render;
 }

@@ -38,7 +38,7 @@ export function statusWord(view) {
 
 function meter(head, speculative) {
   const ratio = head.over_autoregressive?.ratio;
-  const end = Math.max(head.ceiling_ratio ?? 0, ratio ?? 0, 1, speculative ?? 0);
+  const end = Math.max(head.ceiling_ratio ?? 0, head.over_autoregressive?.high ?? ratio ?? 0, 1, speculative ?? 0);
   const at = (value) => (value / end) * 100;
   const box = s("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", class: "meter", "aria-hidden": "true" });
   box.append(s("rect", { x: 0, y: 0, width: 100, height: 10, class: "meter-track" }));

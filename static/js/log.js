@@ -70,7 +70,7 @@ const LINES = {
   action_failed: (d) => [strong("will try again"), `: ${d.key} failed: ${d.reason}`],
   note: (d) => [d.text],
   bundle_written: (d) => ["bundle written: ", strong(d.file), `, ${f.bytes(d.bytes)}`],
-  search_finished: (d) => [strong(d.sentence)],
+  search_finished: (d) => [strong("finished: "), d.sentence],
 };
 
 const TONES = { action_failed: "warn", incumbent_changed: "ok", bundle_written: "ok" };

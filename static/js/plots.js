@@ -8,6 +8,7 @@ import { glyph } from "./glyphs.js";
 const PAUSE = 250; // ms between two updates: at most four a second
 const DEFAULT_HEIGHT = 290; // px
 const PICTURE = { width: 1200, height: 720 }; // px of a download, drawn at twice that
+const PICTURE_FONT = "Arial, Helvetica, sans-serif"; // a picture cannot load the page's fonts
 
 /** The theme's colours and fonts, as Plotly needs them. */
 function theme() {
@@ -70,12 +71,13 @@ function figureTable({ header, rows, show }) {
 /** Plotly on its own page: the legend inside the picture, a title and a background. */
 function exported(plot, view, colours) {
   const { data, layout } = plot.figure(view, colours, PICTURE.width);
-  const left = Math.max(layout.margin.l, 60);
+  const left = layout.margin.l + 40;
   return {
     data,
     layout: {
       ...layout,
       ...PICTURE,
+      font: { ...layout.font, family: PICTURE_FONT },
       margin: { l: left, r: 40, t: 80, b: 110 },
       paper_bgcolor: colours.surface,
       title: { text: plot.title, x: 0.02, font: { size: 20, color: colours.text } },
