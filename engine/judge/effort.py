@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.judge.bench import PairRule
 from engine.judge.seats import Timeouts
 
 
@@ -12,8 +13,7 @@ class Effort:
     """Defaults keep a trial of the demo near half a minute on two cores.
 
     forcing_prompts  prompts forced before anything is timed; they warm the candidate up, and stock runs them freely
-    pairs            timed pairs of candidate and incumbent, one prompt each; each timed text is forced too
-    early_pairs      pairs after which a comparison may end early, in rejection only
+    rule             timed pairs of candidate and incumbent, one prompt each; each timed text is forced too
     repeats          prompts that the incumbent answers twice in a trial, for the A/A spread
     solo             prompts on which a plan without a rival is timed
     stock_prompts    prompts on which stock is timed alone
@@ -24,8 +24,7 @@ class Effort:
     """
 
     forcing_prompts: int = 2
-    pairs: int = 6
-    early_pairs: int = 3
+    rule: PairRule = field(default_factory=PairRule)
     repeats: int = 2
     solo: int = 3
     stock_prompts: int = 3
@@ -39,5 +38,5 @@ class Effort:
 
     @property
     def drawn(self) -> int:
-        """Prompts of one trial."""
-        return self.forcing_prompts + max(self.pairs, self.solo)
+        """Prompts of one trial that is decided in the usual number of pairs."""
+        return self.forcing_prompts + max(self.rule.pairs, self.solo)

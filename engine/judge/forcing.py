@@ -158,11 +158,10 @@ def disagreements(scored: Scored, margin: float, stop_ids: Sequence[int]) -> lis
     if end is None and len(ids) < scored.max_new_tokens:
         what = f"it ends after {len(ids)} of {scored.max_new_tokens} tokens without an end of text"
         found.append(Disagreement("error", len(ids), ENDED, scores.following, 0.0, what))
-    else:
-        reason = "eos" if end is not None else "length"
-        if scored.text.stop_reason != reason:
-            what = f"it gives the stop reason {scored.text.stop_reason!r} for a text that ends by {reason!r}"
-            found.append(Disagreement("error", len(ids), ENDED, scores.following, 0.0, what))
+    reason = "eos" if end is not None else "length"
+    if scored.text.stop_reason != reason and not any(place.kind == "error" for place in found):
+        what = f"it gives the stop reason {scored.text.stop_reason!r} for a text that ends by {reason!r}"
+        found.append(Disagreement("error", len(ids), ENDED, scores.following, 0.0, what))
     return found
 
 

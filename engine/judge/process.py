@@ -135,10 +135,10 @@ class Child:
 
     def send(self, question: dict[str, Any], timeout: float = 10.0) -> None:
         """Ask without waiting; `receive` collects the answer."""
-        if self._pending is not None:
-            raise RuntimeError(f"the {self.role} still owes an answer")
         if not self._open:
             raise ChildFailed("crashed", f"The {self.role} is not running.", self.role)
+        if self._pending is not None:
+            raise RuntimeError(f"the {self.role} still owes an answer")
         self._sent = time.monotonic()
         try:
             if self._unread_bytes():
@@ -235,7 +235,10 @@ class Child:
         return f"exited with status {status}"
 
     def _stop(self) -> None:
+        """Stop the group and wait until its leader really stands still (or is gone)."""
         self._signal(signal.SIGSTOP)
+        if self._process.returncode is None:
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _resume(self) -> None:
         self._signal(signal.SIGCONT)

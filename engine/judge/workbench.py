@@ -57,6 +57,7 @@ class _Trial:
 
     plan: Plan
     number: int
+    fresh: int
     prompts: list[HiddenPrompt] = field(default_factory=list)
     replies: list[tuple[HiddenPrompt, Reply]] = field(default_factory=list)
     scored: list[Scored] = field(default_factory=list)
@@ -158,7 +159,7 @@ class Workbench:
         prompts of trial `trial` are thus known from seed, `fresh` and effort, and told in the judgement.
         """
         start = time.perf_counter()
-        work = _Trial(plan, trial, draw(self.material.prompts, self.seed, fresh, self.effort.drawn))
+        work = _Trial(plan, trial, fresh, draw(self.material.prompts, self.seed, fresh, self.effort.drawn))
         accepted = False
         try:
             judgement = self._judge(work, incumbent)
@@ -247,7 +248,9 @@ class Workbench:
         if rival is None:
             sentence = self._time_alone(work, candidate, to_time[: self.effort.solo])
         else:
-            comparison = self._compare(work, candidate, rival, to_time[: self.effort.pairs])
+            rule = self.effort.rule
+            spare = draw(self.material.prompts, self.seed, work.fresh, rule.most - rule.pairs, "undecided")
+            comparison = self._compare(work, candidate, rival, [*to_time[: rule.pairs], *spare])
             sentence = _sentence(comparison)
             if not bench.is_gain(comparison):
                 return Judgement("slower", sentence, forcing=found, comparison=comparison)
@@ -268,11 +271,14 @@ class Workbench:
 
     def _compare(self, work: _Trial, candidate: Seat, rival: Seat, prompts: Sequence[HiddenPrompt]) -> Comparison:
         """Timed pairs in ABBA order, after a few solo runs of the rival: the same prompts again are its A/A."""
-        seed = self._bootstrap_seed(work.number)
+        seed, rule = self._bootstrap_seed(work.number), self.effort.rule
         rival.generate(work.prompts[0].ids, WARMUP_TOKENS)
         count = max(self.effort.repeats, FIRST_REPEATS - len(self._store.repeats))
         self._progress("timing the incumbent alone")
         alone = [rival.generate(prompt.ids, self._max_new_tokens) for prompt in prompts[:count]]
+
+        def repeats(rounds: list[list[Reply]]) -> list[float]:
+            return [bench.log_ratio(_pair("", one, both[0])) for one, both in zip(alone, rounds, strict=False)]
 
         def ask_rival(prompt: HiddenPrompt) -> Reply:
             return rival.generate(prompt.ids, self._max_new_tokens)
@@ -281,12 +287,12 @@ class Workbench:
             return self._answer(work, candidate, prompt)
 
         def stop(rounds: list[list[Reply]]) -> bool:
-            self._progress(f"timing {len(rounds)}/{len(prompts)}")
+            self._progress(f"timing {len(rounds)}/{rule.pairs if len(rounds) <= rule.pairs else rule.most}")
             ratios = [bench.ratio(_pair("", one, other)) for one, other in rounds]
-            return bench.clearly_slower(ratios, self.effort.early_pairs, seed)
+            return bench.finished(ratios, [*self._store.repeats, *repeats(rounds)], rule, seed)
 
         rounds = bench.run_rounds(prompts, [ask_rival, ask_candidate], stop)
-        self._store.keep_repeats([bench.log_ratio(_pair("", a, b[0])) for a, b in zip(alone, rounds, strict=False)])
+        self._store.keep_repeats(repeats(rounds))
         return self._summary(
             "the incumbent", work.number, prompts, [(one, other) for one, other in rounds], work.warmup_s
         )

@@ -35,7 +35,9 @@ def toy(name: str) -> str:
 def material() -> Material:
     rng = random.Random(20)
     prompts = tuple(
-        HiddenPrompt(f"p{i}", ("red", "green", "blue")[i % 3], tuple(rng.randrange(1, toys.VOCAB) for _ in range(5 + i)))
+        HiddenPrompt(
+            f"p{i}", ("red", "green", "blue")[i % 3], tuple(rng.randrange(1, toys.VOCAB) for _ in range(5 + i))
+        )
         for i in range(40)
     )
     return Material(
@@ -50,7 +52,7 @@ def material() -> Material:
 MakeBench = Callable[..., Workbench]
 
 
-@pytest.fixture()
+@pytest.fixture
 def phases() -> list[str]:
     return []
 

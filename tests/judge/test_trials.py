@@ -10,7 +10,7 @@ import psutil
 import pytest
 from conftest import MakeBench
 
-from engine.judge.bench import ReadLimit
+from engine.judge.bench import PairRule, ReadLimit
 from engine.judge.effort import Effort
 from engine.judge.process import ChildFailed
 from engine.judge.reference import STOCK
@@ -47,14 +47,15 @@ def test_honest_candidates_are_accepted(bench: Workbench, table: dict[Plan, str]
     verdict = judged(bench, table, name, trial=3)
     assert verdict.verdict == "accepted", verdict.reason
     forcing, comparison = verdict.forcing, verdict.comparison
-    assert forcing is not None and comparison is not None
+    assert forcing is not None
+    assert comparison is not None
     assert forcing.error == 0
     assert forcing.exact + forcing.near_tie == forcing.tokens > 5 * 8
     assert forcing.free_run_prompts >= bench.effort.forcing_prompts
-    assert len(comparison.pairs) == bench.effort.pairs
+    assert len(comparison.pairs) == bench.effort.rule.pairs
     assert 1.0 + comparison.threshold < comparison.low <= comparison.ratio <= comparison.high
     assert comparison.ratio > 1.5
-    assert len(verdict.prompts) == len(set(verdict.prompts)) == bench.effort.forcing_prompts + bench.effort.pairs
+    assert len(verdict.prompts) == len(set(verdict.prompts)) == bench.effort.forcing_prompts + bench.effort.rule.pairs
     if name == "slow_start":
         assert comparison.warmup_s > 0.6
 
@@ -107,7 +108,7 @@ def test_slower_candidate_is_rejected_early(make_bench: MakeBench, phases: list[
     verdict = bench.judge(1, INCUMBENT, CANDIDATE, fresh=1)
     assert verdict.verdict == "slower", verdict.reason
     assert verdict.comparison is not None
-    assert len(verdict.comparison.pairs) == bench.effort.early_pairs
+    assert len(verdict.comparison.pairs) == bench.effort.rule.early
     assert verdict.comparison.high < 1
     assert phases[0] == "start-up"
     assert "token forcing 2/2" in phases
@@ -215,7 +216,7 @@ def test_cancelling_from_the_progress_call_leaves_no_candidate(make_bench: MakeB
 
 
 def test_never_more_children_than_allowed(make_bench: MakeBench) -> None:
-    bench = make_bench(effort=Effort(children=3, timeouts=QUICK, pairs=3))
+    bench = make_bench(effort=Effort(children=3, timeouts=QUICK, rule=PairRule(2, 3, 3)))
     before = len(psutil.Process().children())
     for trial in (1, 2, 3):
         plan = Plan(source="ngram", draft_tokens=5, ngram_max=trial + 2)

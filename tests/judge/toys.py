@@ -71,7 +71,9 @@ class Toy:
     def score(self, prompt, text, width):
         rows = [logits([*prompt, *text[:i]], width or 99) for i in range(len(text) + 1)]
         choice = [row.index(max(row)) for row in rows]
-        second = [max((x for x in range(VOCAB) if x != c), key=row.__getitem__) for row, c in zip(rows, choice)]
+        second = [
+            max((x for x in range(VOCAB) if x != c), key=row.__getitem__) for row, c in zip(rows, choice, strict=False)
+        ]
         n = len(text)
         return {
             "choice": choice[:n],
@@ -257,7 +259,7 @@ def false_reason(deployment, plan, threads):
 
 
 def too_many(deployment, plan, threads):
-    return Toy(FAST_S, lambda p, n, s: greedy(p, n, ()) + [5])
+    return Toy(FAST_S, lambda p, n, s: [*greedy(p, n, ()), 5])
 
 
 def no_tokens(deployment, plan, threads):
@@ -269,7 +271,7 @@ def no_tokens(deployment, plan, threads):
 
 
 def outside_vocabulary(deployment, plan, threads):
-    return Toy(FAST_S, lambda p, n, s: greedy(p, n, s)[:-1] + [VOCAB])
+    return Toy(FAST_S, lambda p, n, s: [*greedy(p, n, s)[:-1], VOCAB])
 
 
 def boolean_ids(deployment, plan, threads):
