@@ -92,6 +92,16 @@ class Memory:
             and all(_same(item.changes[name], value) for name, value in changes.items())
         ]
 
+    def advises_against(self, changes: Mapping[str, Any]) -> bool:
+        """Whether just this change did not pay before, takes back one that did, or has a part that made a plan
+        unusable."""
+        return any(
+            (item.failed and _within(item.changes, changes))
+            or (item.verdict != "accepted" and _within(item.changes, changes) and len(item.changes) == len(changes))
+            or (item.verdict == "accepted" and _within(changes, item.was))
+            for item in self.tried
+        )
+
     def effect(self, family: str, plan_digest: str) -> float:
         """Log of the speed that the family's levers have brought to an incumbent since the initial plan,
         0.0 where nothing is known. Log-speeds are taken to add up over families; merges share theirs out in
@@ -128,6 +138,10 @@ def families_of(names: Iterable[str]) -> tuple[str, ...]:
 
 def _same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
+
+
+def _within(part: Mapping[str, Any], whole: Mapping[str, Any]) -> bool:
+    return all(name in whole and _same(whole[name], value) for name, value in part.items())
 
 
 def _judged(state: State) -> list[Trial]:

@@ -6,10 +6,11 @@ For each agent but the last of a round, a bandit picks a lever family and the fa
   its score is that share, drawn from a Beta posterior, times the gap that the family's levers touch, measured
   on the incumbent. Evidence from earlier incumbents counts half for each change of incumbent, because an
   adopted win is harvested and a failure may have been due to what has since been mended (discounted Thompson
-  sampling; Raj and Kalyani 2017). A family that this round already tries counts half.
-- Inside a family: every categorical value and every ordinal lever is first tried once, levers that mean the
-  same thing for different parts (`gemm` and `draft_gemm`) moved together; then Optuna's TPE by ask and tell,
-  in memory, rebuilt from the search's history each time.
+  sampling; Raj and Kalyani 2017). Agents of one round spread over families.
+- A categorical value, or an ordinal lever, that the search has never tried is an arm of its own with the prior:
+  that `transposed` failed says little about `packed`. Levers that mean the same thing for different parts
+  (`gemm` and `draft_gemm`) move together there.
+- Inside a family that was tried: Optuna's TPE by ask and tell, in memory, rebuilt from the search's history.
 - Control: the last agent of a round draws a lever and a value at random, so that the events themselves show
   whether the rest is better than chance.
 
@@ -34,11 +35,13 @@ from engine.search.stopping import best
 from engine.search.tpe import ask
 from engine.search.view import label
 
-PRIOR_CLOSED, PRIOR_OPEN = 1.0, 2.0
-"""Beta prior of the share of its gap that a change closes: a third, held weakly."""
+PRIOR_CLOSED, PRIOR_OPEN = 0.5, 1.0
+"""Beta prior of the share of its gap that a change closes: a third, held so weakly that one trial outweighs it."""
 LEAST_GAP = 0.02
 """A family whose levers touch no measured gap keeps this share, so that nothing is ruled out by a profile."""
 MOST_GAP = 0.9
+SPREAD = 0.1
+"""What an arm is worth for each agent of the same round that already tries its family."""
 CROSS_TRIES = 400
 
 
@@ -99,14 +102,15 @@ class _Proposer:
         self.profile = state.profile_of(self.plan)
         self.gaps = {gap.stage: max(0.0, gap.gap_ms) for gap in self.profile.stages} if self.profile else {}
         self._legal: dict[str, tuple[Any, ...]] = {}
+        self._untried: dict[str, list[tuple[float, _Move]]] = {}
 
     def one(self, agent: str, *, control: bool) -> CandidateProposed | None:
         if control:
             move = self._random_move()
             if move is not None:
                 return self._proposal(agent, "random", move)
-        for family in self._ranked_families():
-            move = self._family_move(family)
+        for family, first in self._ranked():
+            move = self._first_visit(family) if first else self._by_tpe(family) or self._leftover(family)
             if move is not None:
                 return self._proposal(agent, f"bandit:{family}", move)
         move = self._cross_move()
@@ -141,38 +145,50 @@ class _Proposer:
             still_open += weight * (1.0 - reward)
         return closed, still_open
 
-    def _ranked_families(self) -> list[str]:
-        now = [
-            t.proposal
-            for t in self.state.of_round(self.round, "candidate")
-            if t.judgement is None  # the round's other agents
-        ]
-        scores: dict[str, float] = {}
+    def _taken(self, family: str) -> int:
+        """How many agents of this round already try the family."""
+        others = self.state.of_round(self.round, "candidate")
+        return sum(1 for t in others if family in families_of(t.proposal.changes))
+
+    def _ranked(self) -> list[tuple[str, bool]]:
+        """Arms, best first: a family, and whether something in it is to be tried for the first time."""
+        scores: dict[tuple[str, bool], float] = {}
         for family in FAMILIES:
-            drawn = self.rng.betavariate(*self._posterior(family))
-            taken = sum(1 for proposal in now if family in families_of(proposal.changes))
-            scores[family] = drawn * self._share(_names(family)) * 0.5**taken
-        return sorted(scores, key=lambda family: -scores[family])
+            taken = self._taken(family)
+            names = _names(family)
+            known = self.rng.betavariate(*self._posterior(family)) * self._share(names)
+            scores[family, False] = known * SPREAD**taken
+            news = self._news(family)
+            if news:
+                draws = (share * self.rng.betavariate(PRIOR_CLOSED, PRIOR_OPEN) for share, _ in news)
+                scores[family, True] = max(draws) * SPREAD**taken
+                if not self.memory.family(family):
+                    del scores[family, False]
+        return sorted(scores, key=lambda arm: -scores[arm])
 
     # Which values -------------------------------------------------------------------------------------------
 
-    def _family_move(self, family: str) -> _Move | None:
-        return self._first_visit(family) or self._by_tpe(family) or self._leftover(family)
-
     def _first_visit(self, family: str) -> _Move | None:
-        """A value, or an ordinal lever, that the search has never tried; the largest gap is the likeliest."""
-        choices: list[tuple[float, list[_Move]]] = []
-        for group in self._groups(family):
-            if _is_number(group[0]) and self._moved(group[0].name):
-                continue
-            together = (self._together(group, value) for value in group[0].values(self.context))
-            moves = [move for move in together if move is not None and self._is_first(move)]
-            if moves:
-                choices.append((self._share(lever.name for lever in group), moves))
-        if not choices:
-            return None
-        moves = self.rng.choices([m for _, m in choices], weights=[share for share, _ in choices])[0]
-        return self.rng.choice(moves)
+        """One of the family's untried moves; those that touch a larger gap are likelier."""
+        news = self._news(family)
+        return self.rng.choices([move for _, move in news], weights=[share for share, _ in news])[0] if news else None
+
+    def _news(self, family: str) -> list[tuple[float, _Move]]:
+        """Every named value, and one value of every ordinal lever, that the search has never tried, with the
+        share of the gap that it touches."""
+        if family not in self._untried:
+            self._untried[family] = []
+            for group in self._groups(family):
+                number = _is_number(group[0])
+                if number and self._moved(group[0].name):
+                    continue
+                together = (self._together(group, value) for value in group[0].values(self.context))
+                moves = [move for move in together if move is not None and self._is_first(move)]
+                if number and moves:
+                    moves = [self.rng.choice(moves)]
+                share = self._share(lever.name for lever in group)
+                self._untried[family].extend((share, move) for move in moves)
+        return self._untried[family]
 
     def _groups(self, family: str) -> list[list[Lever]]:
         """Levers of the family, those with the same named values side by side."""
@@ -208,7 +224,7 @@ class _Proposer:
         seed = self.rng.randrange(2**32)
         for values in ask(self.memory, self.state.incumbents, _levers(family), self.context, seed):
             move = self._move({name: value for name, value in values.items() if getattr(self.plan, name) != value})
-            if move is not None:
+            if move is not None and not self.memory.advises_against(move.plan.changes_from(self.plan)):
                 return move
         return None
 
@@ -219,6 +235,7 @@ class _Proposer:
             for lever in _levers(family)
             for value in self._values(lever)
             if (move := self._move({lever.name: value})) is not None
+            and not self.memory.advises_against(move.plan.changes_from(self.plan))
         ]
         return self.rng.choice(moves) if moves else None
 
@@ -253,7 +270,9 @@ class _Proposer:
         except UserError:
             return None
         asked = {name: value for name, value in changes.items() if getattr(plan, name) == value}
-        return None if plan == self.plan or self.memory.knows(plan) else _Move(plan, asked)
+        if plan == self.plan or self.memory.knows(plan) or (plan.source != self.plan.source and "source" not in asked):
+            return None  # a change that gives up its drafter to become legal is a different experiment
+        return _Move(plan, asked)
 
     # In words -----------------------------------------------------------------------------------------------
 
