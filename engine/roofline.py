@@ -138,7 +138,7 @@ def analyse(
     """Ceilings and gaps of a measured plan.
 
     Raises UserError where the profile has no decode step, or where a stage beat its floor by so much that the
-    the probe or the profile must be wrong. A smaller excess raises the rates instead: a rate that a
+    probe or the profile must be wrong. A smaller excess raises the rates instead: a rate that a
     stage reached is one that the device can do.
     """
     if profile.steps == 0:
