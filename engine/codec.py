@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Hashable
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -23,8 +24,13 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @functools.cache
-def _adapter(cls: Any) -> TypeAdapter[Any]:
+def _cached(cls: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
+
+
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    adapter: TypeAdapter[Any] = _cached(cls)  # type: ignore[arg-type]  # a class is hashable by identity
+    return adapter
 
 
 def to_json(value: Any) -> Any:

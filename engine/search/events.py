@@ -232,7 +232,7 @@ Body = (
     | BundleWritten
     | SearchFinished
 )
-BODIES: dict[str, type[Body]] = {cls.type: cls for cls in Body.__args__}  # type: ignore[attr-defined]
+BODIES: dict[str, type[Body]] = {cls.type: cls for cls in Body.__args__}
 
 
 @dataclass(frozen=True)
