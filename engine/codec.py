@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Hashable
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -24,12 +23,13 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 @functools.cache
-def _cached(cls: Hashable) -> TypeAdapter[Any]:
+def _cached(cls: Any) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
-def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    adapter: TypeAdapter[Any] = _cached(cls)  # type: ignore[arg-type]  # a class is hashable by identity
+def _adapter(cls: Any) -> TypeAdapter[Any]:
+    # Through Any: the cache wants a Hashable, which every class is, but mypy does not know it of `type[T]`.
+    adapter: TypeAdapter[Any] = _cached(cls)
     return adapter
 
 
