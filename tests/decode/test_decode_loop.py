@@ -159,7 +159,7 @@ def test_source_none_ignores_the_drafter() -> None:
 )
 def test_a_drafter_that_breaks_its_contract_is_an_error(tree: DraftTree) -> None:
     decoder = Decoder(ToyModel(whole_text(1)), TestDrafter(lambda text, shape: tree), Plan(draft_tokens=3))
-    with pytest.raises(ValueError, match="draft|chain"):
+    with pytest.raises(ValueError, match=r"draft|chain"):
         decoder.generate([1], 9, StopRule())
 
 

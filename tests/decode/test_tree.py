@@ -122,7 +122,7 @@ def test_the_walk_follows_the_targets_choices(tree: DraftTree, data: st.DataObje
     ids=["rows", "depth", "no chain"],
 )
 def test_shapes_are_enforced(tree: DraftTree, shape: DraftShape) -> None:
-    with pytest.raises(ValueError, match="draft|chain"):
+    with pytest.raises(ValueError, match=r"draft|chain"):
         check_shape(tree, shape)
 
 
