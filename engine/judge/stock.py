@@ -90,7 +90,7 @@ class TransformersBackend(NotOffered):
             parts = [out.logits[0]]
             for start in range(0, len(text), width):
                 chunk = self._tensor(text[start : start + width])
-                out = self._model(chunk, past_key_values=out.past_key_values, use_cache=True)
+                out = self._model(chunk, cache=out.past_key_values, use_cache=True)
                 parts.append(out.logits[0])
             logits = torch.cat(parts)
         return score_columns(logits, text)

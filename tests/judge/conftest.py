@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import judge_toys as toys
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import toys
+from judge_world import NEW_TOKENS, MakeBench, toy
 
 from engine.deployment import Deployment, Regime
 from engine.judge.bench import ReadLimit
@@ -21,14 +18,6 @@ from engine.judge.reference import STOCK
 from engine.judge.seats import Timeouts
 from engine.judge.workbench import SPECULATIVE, Workbench
 from engine.plan import Plan
-
-TOYS = Path(toys.__file__)
-NEW_TOKENS = 24
-
-
-def toy(name: str) -> str:
-    """Backend name of a toy."""
-    return f"{TOYS}:{name}"
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +36,6 @@ def material() -> Material:
         decode=lambda ids: " ".join(f"t{token}" for token in ids),
         read_bytes=0,
     )
-
-
-MakeBench = Callable[..., Workbench]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A toy language model and decoders of it, honest and not, for real child processes that start in a moment.
 
 The model's logits are a fixed pseudo-random function of the last tokens. `stock` decodes it plainly and scores;
-every other function here is a candidate. Loaded by the child as "toys.py:NAME".
+every other function here is a candidate. Loaded by the child as "judge_toys.py:NAME".
 """
 
 from __future__ import annotations

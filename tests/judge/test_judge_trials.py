@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import MakeBench
+from judge_world import MakeBench
 
 from engine.judge.bench import PairRule, ReadLimit
 from engine.judge.effort import Effort

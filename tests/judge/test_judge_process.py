@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import toy
+from judge_world import toy
 
 from engine.codec import to_json
 from engine.deployment import Deployment
