@@ -117,10 +117,7 @@ def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
     kv_heads = heads if raw.get("num_key_value_heads") is None else _size(raw, "num_key_value_heads", where)
     default_head_dim = 128 if architecture == "qwen3" else hidden // heads
     head_dim = default_head_dim if raw.get("head_dim") is None else _size(raw, "head_dim", where)
-    if heads % kv_heads:
-        refuse(where, f"{heads} attention heads cannot share {kv_heads} key/value heads evenly", "bad-config")
-    if head_dim % 2:
-        refuse(where, f"a head of {head_dim} elements is odd and cannot be rotated", "bad-config")
+    check_heads(heads, kv_heads, head_dim, where)
     max_positions = _size(raw, "max_position_embeddings", where)
     llama_bias = architecture == "llama" and bool(raw.get("attention_bias", False))
     qwen3_bias = architecture == "qwen3" and bool(raw.get("attention_bias", False))
@@ -145,6 +142,14 @@ def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
         eos_token_ids=token_ids(raw.get("eos_token_id")),
         name=str(raw.get("_name_or_path") or ""),
     )
+
+
+def check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
+    """Raise UserError where query heads do not divide over KV heads, or a head cannot be rotated in halves."""
+    if heads % kv_heads:
+        refuse(where, f"{heads} attention heads cannot share {kv_heads} key/value heads evenly", "bad-config")
+    if head_dim % 2:
+        refuse(where, f"a head of {head_dim} elements is odd and cannot be rotated", "bad-config")
 
 
 def token_ids(value: int | list[int] | None) -> tuple[int, ...]:

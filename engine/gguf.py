@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config import ARCHITECTURES, ModelConfig, RopeConfig, refuse
+from engine.config import ARCHITECTURES, ModelConfig, RopeConfig, check_heads, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +62,37 @@ class GgufFile:
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
+
+    def number(self, key: str, default: float) -> float:
+        """A number from the metadata. Raises UserError where the entry is something else."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, int | float):
+            refuse(str(self.path), f"the GGUF metadata {key} is {value!r}, not a number", "bad-config")
+        return value
+
+    def count(self, key: str, default: int = 0) -> int:
+        """A positive integer from the metadata, or `default` where it is absent and the default is positive."""
+        value = self.metadata.get(key, default or None)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            refuse(str(self.path), f"the GGUF metadata {key} is {value!r}, not a positive integer", "bad-config")
+        return value
+
+    def check_types(self) -> None:
+        """Raises UserError for the first tensor whose ggml type cannot be dequantised. Reads no data."""
+        import gguf
+        import numpy as np
+
+        first_of = {entry.kind: entry for entry in reversed(self.tensors.values())}
+        for number, entry in first_of.items():
+            kind = gguf.GGMLQuantizationType(number)
+            try:
+                gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+            except NotImplementedError:
+                refuse(
+                    str(self.path),
+                    f"tensor {entry.name} has ggml type {kind.name}, which cannot be dequantised",
+                    "unknown-ggml-type",
+                )
 
     def tensor(self, name: str, config: ModelConfig) -> Tensor:
         """Dequantised, float32, in the row order of the Hugging Face checkpoint."""
@@ -114,9 +145,10 @@ def read_gguf(path: Path) -> GgufFile:
                     f"the GGUF file is truncated: it should hold {end:,} bytes and holds {len(data):,}; fetch it again",
                     "truncated",
                 )
-    if metadata.get("split.count", 0) > 1:
+    result = GgufFile(path, metadata, {tensor.name: tensor for tensor in tensors})
+    if result.number("split.count", 1) > 1:
         refuse(where, "a GGUF file split into several parts is not supported; merge it first", "split-gguf")
-    return GgufFile(path, metadata, {tensor.name: tensor for tensor in tensors})
+    return result
 
 
 class _Header:
@@ -136,6 +168,8 @@ class _Header:
             metadata[key] = self._value(self._scalar("I"))
         infos = [self._tensor_info() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0:
+            refuse(self.where, f"its alignment is {alignment!r}: the GGUF file is damaged", "damaged-gguf")
         start = -(-self.position // alignment) * alignment
         return metadata, [self._placed(*info, start) for info in infos]
 
@@ -182,6 +216,8 @@ class _Header:
             block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
         except (ValueError, KeyError):
             refuse(self.where, f"tensor {name} has the unknown ggml type {kind}", "unknown-ggml-type")
+        if not shape or shape[-1] % block:
+            refuse(self.where, f"tensor {name} of shape {list(shape)} does not divide into blocks", "damaged-gguf")
         return GgufTensor(hf_name(name), shape, kind, start + offset, math.prod(shape) // block * block_bytes)
 
 
@@ -202,7 +238,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     if architecture is None:
         code = "mixture-of-experts" if "moe" in name else "unknown-architecture"
         refuse(where, f"GGUF architecture {name!r} is unknown; llama, qwen2 and qwen3 are supported", code)
-    if metadata.get(f"{name}.expert_count", 0):
+    if file.number(f"{name}.expert_count", 0):
         refuse(where, "a mixture of experts is not supported; Llama, Qwen2 and Qwen3 are", "mixture-of-experts")
     if metadata.get(f"{name}.attention.sliding_window"):
         refuse(where, "sliding-window attention is in use, which is not supported", "sliding-window")
@@ -215,37 +251,37 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
             "unknown-rope",
         )
 
-    def size(key: str) -> int:
-        value = metadata.get(f"{name}.{key}")
-        if not isinstance(value, int) or value <= 0:
-            refuse(where, f"the GGUF metadata {name}.{key} is {value!r}, not a positive integer", "bad-config")
-        return value
-
-    hidden, heads = size("embedding_length"), size("attention.head_count")
-    kv_heads = size("attention.head_count_kv") if f"{name}.attention.head_count_kv" in metadata else heads
-    head_dim = metadata.get(f"{name}.attention.key_length") or metadata.get(f"{name}.rope.dimension_count")
+    heads, hidden = file.count(f"{name}.attention.head_count"), file.count(f"{name}.embedding_length")
+    kv_heads = file.count(f"{name}.attention.head_count_kv", heads)
+    rotated = file.count(f"{name}.rope.dimension_count", max(1, hidden // heads))
+    head_dim = file.count(f"{name}.attention.key_length", rotated)
+    if f"{name}.rope.dimension_count" in metadata and rotated != head_dim:
+        refuse(where, f"a partial rotary embedding ({rotated} of {head_dim} elements) is not supported", "partial-rope")
+    check_heads(heads, kv_heads, head_dim, where)
     names = file.tensors
     embedding = names.get("model.embed_tokens.weight")
-    vocab = metadata.get(f"{name}.vocab_size") or (embedding.shape[0] if embedding else 0)
-    eos = metadata.get("tokenizer.ggml.eos_token_id")
+    bos, eos = (
+        int(file.number(key, 0)) if key in metadata else None
+        for key in ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id")
+    )
     return ModelConfig(
         architecture=architecture,
-        vocab_size=vocab,
+        vocab_size=file.count(f"{name}.vocab_size", embedding.shape[0] if embedding else 0),
         hidden_size=hidden,
-        num_layers=size("block_count"),
+        num_layers=file.count(f"{name}.block_count"),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=head_dim or hidden // heads,
-        intermediate_size=size("feed_forward_length"),
-        rms_norm_eps=float(metadata.get(f"{name}.attention.layer_norm_rms_epsilon", 1e-6)),
-        rope=RopeConfig(theta=float(metadata.get(f"{name}.rope.freq_base", 10_000.0))),
-        max_positions=size("context_length"),
+        head_dim=head_dim,
+        intermediate_size=file.count(f"{name}.feed_forward_length"),
+        rms_norm_eps=file.number(f"{name}.attention.layer_norm_rms_epsilon", 1e-6),
+        rope=RopeConfig(theta=file.number(f"{name}.rope.freq_base", 10_000.0)),
+        max_positions=file.count(f"{name}.context_length"),
         tie_embeddings="lm_head.weight" not in names,
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in names,
         o_bias="model.layers.0.self_attn.o_proj.bias" in names,
         mlp_bias="model.layers.0.mlp.gate_proj.bias" in names,
         qk_norm=architecture == "qwen3",
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        bos_token_id=bos,
         eos_token_ids=() if eos is None else (eos,),
         name=str(metadata.get("general.name", "")),
     )

@@ -69,11 +69,13 @@ class Checkpoint:
         """Compare stored names and shapes with what `config` needs, reading headers only.
 
         Raises UserError that names the first missing, misshaped or unexpected tensor. Tolerated: rotary
-        frequency buffers of old exporters, and a head stored again although it is tied to the embedding.
+        frequency buffers of old exporters, and a head stored again although it is tied to the embedding
+        (compared with it, since transformers unties the two where they differ).
         """
-        wanted = expected_tensors(self.config)
         stored = set(self.names())
-        for name, shape in wanted.items():
+        wanted = set()
+        for name, shape in _expected(self.config):
+            wanted.add(name)
             if name not in stored:
                 refuse(str(self.path), f"tensor {name} is missing", "missing-tensor")
             if self.shape(name) != shape:
@@ -83,7 +85,7 @@ class Checkpoint:
                     f"tensor {name} has shape {found}, but the configuration asks for {list(shape)}",
                     "misshaped-tensor",
                 )
-        for name in sorted(stored - set(wanted)):
+        for name in sorted(stored - wanted):
             tied_copy = name == "lm_head.weight" and self.config.tie_embeddings
             if not (name.endswith("rotary_emb.inv_freq") or tied_copy):
                 refuse(
@@ -92,6 +94,18 @@ class Checkpoint:
                     f"{self.config.num_layers} layers",
                     "unexpected-tensor",
                 )
+        if self.config.tie_embeddings and "lm_head.weight" in stored:
+            self._check_tied_head()
+
+    def _check_tied_head(self) -> None:
+        embedding, head = self.tensor("model.embed_tokens.weight"), self.tensor("lm_head.weight")
+        if embedding.shape != head.shape or not bool((embedding == head).all()):
+            refuse(
+                str(self.path),
+                "its config.json ties the head to the embedding, but it stores another lm_head.weight; set "
+                "tie_word_embeddings to false",
+                "untied-head",
+            )
 
     def hashes(self) -> dict[str, str]:
         """SHA-256 of each file, by name. Reads everything."""
@@ -103,22 +117,26 @@ class Checkpoint:
 
     def weight_bytes(self, dtype: Any) -> int:
         """Bytes of all expected weights in `dtype` ("fp32", "bf16" or the torch dtype)."""
-        elements = sum(math.prod(shape) for shape in expected_tensors(self.config).values())
+        elements = sum(math.prod(shape) for _, shape in _expected(self.config))
         return elements * _BYTES[str(dtype)]
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a model of this configuration has."""
+    return dict(_expected(config))
+
+
+def _expected(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    # lazy, because a damaged file may claim billions of layers
     hidden, mlp = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    result: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
     for layer in range(config.num_layers):
         for part, shape in _layer_tensors(config, hidden, mlp, q, kv):
-            result[f"model.layers.{layer}.{part}"] = shape
-    result["model.norm.weight"] = (hidden,)
+            yield f"model.layers.{layer}.{part}", shape
+    yield "model.norm.weight", (hidden,)
     if not config.tie_embeddings:
-        result["lm_head.weight"] = (config.vocab_size, hidden)
-    return result
+        yield "lm_head.weight", (config.vocab_size, hidden)
 
 
 def _layer_tensors(
@@ -166,6 +184,10 @@ class GgufCheckpoint(Checkpoint):
             refuse(str(self.path), f"tensor {name} is missing", "missing-tensor")
         return self.file.tensor(name, self.config)
 
+    def check(self) -> None:
+        super().check()
+        self.file.check_types()
+
     def files(self) -> tuple[Path, ...]:
         return (self.path,)
 
@@ -195,6 +217,10 @@ class HfCheckpoint(Checkpoint):
         if index.exists():
             shards = sorted(set(read_json(index).get("weight_map", {}).values()))
             for shard in shards:
+                if Path(shard).name != shard:
+                    refuse(
+                        str(self.path), f"shard {shard}, which the index names, lies outside this folder", "bad-index"
+                    )
                 if not (self.path / shard).is_file():
                     refuse(str(self.path), f"shard {shard}, which the index names, is missing", "missing-shard")
             return [self.path / shard for shard in shards]
