@@ -1,7 +1,7 @@
 """The command line: `python -m engine COMMAND`.
 
-Exit status: 0 done, 1 done with a negative answer (no bundle, claim does not hold), 2 bad input told in one
-sentence on standard error, 130 interrupted.
+Exit status: 0 done, 1 done with a negative answer (no bundle, claim does not hold) or a measuring process failed,
+2 bad input told in one sentence on standard error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from engine import __version__
-from engine.errors import UserError
+from engine.errors import ChildError, UserError
 
 PROGRAM = "python -m engine"
 INTERRUPTED = 130
@@ -75,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"{PROGRAM} {options.command}: {' '.join(error.sentence.split())}", file=sys.stderr)
         return 2
+    except ChildError as error:
+        print(f"{PROGRAM} {options.command}: a measuring process failed: {error.reason}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return INTERRUPTED

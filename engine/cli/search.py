@@ -65,6 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from engine.search.console import open_screen
+    from engine.search.journal import EVENTS
     from engine.search.run import resume, search
 
     if options.resume is not None:
@@ -81,11 +82,13 @@ def run(options: argparse.Namespace) -> int:
             plan = read_plan(options.plan) if options.plan else None
             state = search(deployment(options), budget, options.seed, folder, open_screen(), plan)
     except KeyboardInterrupt:
+        if not (folder / EVENTS).exists():  # before the search began
+            raise
         print(f"\nLeft. Go on with: python -m engine search --resume {folder}", file=sys.stderr)
         return _INTERRUPTED
     if state.finished is None:
         raise AssertionError("a shell returned before its search had ended")
-    print(f"Events: {folder / 'events.jsonl'}")
+    print(f"Events: {folder / EVENTS}")
     if state.bundle is not None:
         bundle = folder / state.bundle.file
         print(f"Bundle: {bundle}")

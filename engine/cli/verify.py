@@ -24,17 +24,20 @@ from typing import TYPE_CHECKING, Any
 from engine.bundle import Bundle, locate_checkpoint, locate_drafter, read, speedup
 from engine.cli.options import absolute, reference
 from engine.codec import to_json
-from engine.errors import UserError
+from engine.errors import ChildError, UserError
 
 if TYPE_CHECKING:
     from engine.deployment import Deployment
-    from engine.judge.report import Comparison, Judgement
+    from engine.judge.report import Comparison, Judgement, Verdict
     from engine.search.events import IncumbentChanged
 
 BASELINES = (
     ("over_autoregressive", "stock autoregressive decoding"),
     ("over_speculative", "stock speculative decoding"),
 )
+
+FORCED = 6
+"""Prompts that are token-forced before anything is timed; the timed texts are forced as well."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,22 +120,30 @@ def _here(bundle: Bundle, options: argparse.Namespace) -> Deployment:
 def _measure(
     deployment: Deployment, bundle: Bundle, options: argparse.Namespace
 ) -> tuple[Judgement, IncumbentChanged | None]:
-    """Judge the plan, then time it side by side with stock; the timing is left out where it is not lossless."""
-    from engine.judge.workbench import Workbench
+    """Judge the plan, then time it side by side with stock; the timing is left out where it is not lossless.
+
+    Raises ChildError where stock fails; a failing plan is a verdict.
+    """
+    from engine.judge.effort import Effort
+    from engine.judge.report import Judgement
+    from engine.judge.workbench import INCUMBENT, Workbench
 
     seed = options.seed if options.seed is not None else secrets.randbelow(2**31)
     trial = bundle.evidence.standing.trial
-    with tempfile.TemporaryDirectory(prefix="specpilot-verify-") as folder:
-        bench = Workbench(deployment, Path(folder), seed, _progress)
+    with (
+        tempfile.TemporaryDirectory(prefix="specpilot-verify-") as folder,
+        Workbench(deployment, Path(folder), seed, _progress, effort=Effort(forcing_prompts=FORCED)) as bench,
+    ):
+        judgement = bench.judge(trial, bundle.plan, None, fresh=0)
+        if judgement.verdict != "accepted":
+            return judgement, None
         try:
-            for name in (stock.name for stock in bundle.evidence.stock):
-                bench.measure_stock(name)
-            judgement = bench.judge(trial, bundle.plan, None, fresh=1)
-            if judgement.verdict != "accepted":
-                return judgement, None
             return judgement, bench.standing(bundle.plan, trial, 1.0, True)
-        finally:
-            bench.close()
+        except ChildError as failure:
+            if getattr(failure, "role", "") != INCUMBENT:
+                raise
+            verdict: Verdict = "crashed" if failure.kind == "crashed" else "invalid"
+            return Judgement(verdict, failure.reason, forcing=judgement.forcing), None
 
 
 def _progress(text: str) -> None:

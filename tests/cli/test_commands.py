@@ -48,7 +48,7 @@ CLAIM = standing(comparison(3.0, 0.1), comparison(2.0, 0.1))
             comparison(3.1, 0.2),
             comparison(1.4, 0.1),
             False,
-            "faster than stock speculative decoding, but short of the claim",
+            "faster than stock speculative decoding, but short",
         ),
         (comparison(3.1, 2.1), comparison(2.0, 0.1), False, "not clearly faster than stock autoregressive"),
         (comparison(3.1, 0.2), comparison(1.6, 0.6), False, "not clearly faster than stock speculative"),
