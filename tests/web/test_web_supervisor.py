@@ -24,7 +24,9 @@ import psutil
 import pytest
 import redis
 import websockets
+from django.conf import settings
 from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
 
 from engine.errors import UserError
 from engine.search.events import Budget
@@ -34,6 +36,7 @@ from webapp.searches import services
 from webapp.searches.models import Event, Search
 from webapp.supervisor import broker as brokers
 from webapp.supervisor import devices, web
+from webapp.supervisor.lock import InstanceLock
 from webapp.supervisor.processes import Processes, Spec
 
 TINY = Budget(seconds=3600, trials=2, candidates_per_round=2, min_rounds=1, plateau_rounds=1)
@@ -136,9 +139,19 @@ def test_start_sign_in_stop(up: Callable[..., Running]) -> None:
     assert running.part("webapp.supervisor.serve").nice() >= 10
     assert running.part("specpilot.control").nice() >= 10
     assert running.part("specpilot.cpu").nice() == psutil.Process(running.process.pid).nice()
+    told = _second_start(up)
+    assert f"already runs on the data folder {running.spawner.env['SPECPILOT_DATA']}" in told
+    assert f"{address.partition('/login')[0]} (process {running.process.pid})" in told
     assert running.stop() == 0
     assert all_gone(tree)
     assert not socket_path(Path(running.spawner.env["SPECPILOT_DATA"])).exists()
+
+
+def _second_start(up: Callable[..., Running]) -> str:
+    second = up(name="second")
+    assert second.process.wait(30) == 2
+    assert "Traceback" not in second.output()
+    return second.output()
 
 
 @pytest.mark.usefixtures("no_check", "rings")
@@ -207,43 +220,28 @@ class _Listening:
         return self._address.hostname, self._address.port
 
 
-def test_a_second_supervisor_says_where_the_first_is(up: Callable[..., Running]) -> None:
-    running = up()
-    address = running.wait_until_ready()
-    second = up(name="second")
-    assert second.process.wait(30) == 2
-    told = second.output()
-    assert f"already runs on the data folder {running.spawner.env['SPECPILOT_DATA']}" in told
-    assert f"{address.partition('/login')[0]} (process {running.process.pid})" in told
-    assert "Traceback" not in told
-    assert running.stop() == 0
-
-
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("options", "words"),
     [
-        (("--exit",), "--exit needs --demo"),
-        (("--name", "no spaces"), "cannot name a machine"),
-        (("--host", "no.such.host.invalid"), "is not an address"),
-        (("--gpus", "7"), "There is no GPU 7 here"),
-        (("--gpus", "some"), "--gpus some is not understood"),
+        ({"exit": True}, "--exit needs --demo"),
+        ({"name": "no spaces"}, "cannot name a machine"),
+        ({"host": "no.such.host.invalid"}, "is not an address"),
+        ({"gpus": "7"}, "There is no GPU 7 here"),
+        ({"gpus": "some"}, "--gpus some is not understood"),
     ],
 )
-def test_mistakes_are_one_sentence_and_status_2(
-    arguments: tuple[str, ...], words: str, up: Callable[..., Running]
-) -> None:
-    running = up(*arguments)
-    assert running.process.wait(30) == 2
-    assert words in running.output()
-    assert "Traceback" not in running.output()
+def test_mistakes_are_one_sentence_and_status_2(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(CommandError, match=words) as error:
+        call_command("up", **{"gpus": "cpu", **options})
+    assert error.value.returncode == 2
+    InstanceLock(settings.DATA_DIR).release()  # nothing was left locked
 
 
-def test_a_taken_port_is_named_and_8000_or_the_next_is_found(up: Callable[..., Running]) -> None:
+def test_a_taken_port_is_named_and_8000_or_the_next_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        running = up("--port", str(port))
-        assert running.process.wait(30) == 2
-        assert f"Port {port} of 127.0.0.1 cannot be used" in running.output()
+        with pytest.raises(UserError, match=f"Port {port} of 127.0.0.1 cannot be used"):
+            web.open_port("127.0.0.1", port)
     first, second = web.open_port("127.0.0.1", None), web.open_port("127.0.0.1", None)
     with first, second:
         assert 8000 <= first.getsockname()[1] < second.getsockname()[1] < 8100

@@ -3,10 +3,11 @@
 The judge's stock process stays loaded between the jobs of one search, so a drain does not end while its search
 still has work in flight elsewhere that may give it more, and it does the search's control jobs by itself.
 
-Timing blocks on a shared CPU. Web, control worker and supervisor run at nice 10, below the judged processes. Beside
-that, no event of a timing block is announced before the block is over: the first "timing" phase is stored and
-announced, the drain waits a moment until open pages have drawn it, and what follows is stored quietly and announced
-together with the first event after the block.
+Timing blocks on a shared CPU. Web and control worker run at nice 10, below the judged processes; what else ticks
+(heartbeat, reconciler, presence) is one small query every few seconds. Beside that, no event of a timing block is
+announced before the block is over: the first "timing" phase is stored and announced, the drain waits a moment until
+open pages have drawn it, and what follows is stored quietly and announced together with the first event after the
+block.
 """
 
 from __future__ import annotations
