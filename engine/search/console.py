@@ -99,6 +99,7 @@ class TerminalScreen:
 
     def event(self, event: Event, view: View) -> None:
         self._view = view
+        self._phase = ""  # of what came before this event
         line = describe(event, view)
         if line is not None:
             self._console.print(Text(line[0], style=line[1]))
@@ -121,7 +122,10 @@ def panel(view: View, phase: str) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
-    facts.add_row("now", Text(view["sentence"] + (f" - {phase}" if phase and view["finished"] is None else "")))
+    doing = view["sentence"]
+    if phase and view["finished"] is None:
+        doing = f"{doing.removesuffix('.')}: {phase}."
+    facts.add_row("now", Text(doing))
     headline = view["headline"]
     for key, label in _OVER:
         if headline.get(key) is not None:
@@ -131,10 +135,9 @@ def panel(view: View, phase: str) -> RenderableType:
     gap = view["largest_gap"]
     if gap is not None:
         facts.add_row("largest gap", Text(f"{gap['label']}, {gap['gap_ms']:.2f} ms per token"))
-    running = [item for item in view["candidates"] if item["status"] == "running"]
-    for item in running:
-        phase_text = f", {item['phase']}" if item.get("phase") else ""
-        facts.add_row(f"trial {item['trial']}", Text(f"{_changes(item)}{phase_text}"))
+    for item in view["candidates"]:
+        if item["status"] == "running":
+            facts.add_row(f"trial {item['trial']}", Text(_changes(item)))
     return Panel(Group(facts, _budget(view)), title=f"round {view['round']}", title_align="left", border_style="dim")
 
 
@@ -157,8 +160,7 @@ def describe(event: Event, view: View) -> tuple[str, str] | None:
                 "",
             )
         case StockMeasured():
-            drafts = body.accept_length is not None and body.name != "autoregressive"
-            accept = f", accept length {body.accept_length:.2f}" if drafts else ""
+            accept = _drafted(body.name, body.accept_length)
             return f"Stock {body.name} ({body.implementation}): {body.tok_s:.1f} tokens/s{accept}.", ""
         case Profiled():
             gap = view["largest_gap"]
@@ -207,8 +209,12 @@ def _interval(ratio: View) -> str:
 
 
 def _stock_rate(stock: View) -> str:
-    accept = f", accept length {stock['accept_length']:.2f}" if stock.get("accept_length") is not None else ""
-    return f"{stock['tok_s']:.1f} tokens/s{accept}"
+    return f"{stock['tok_s']:.1f} tokens/s{_drafted(stock['name'], stock['accept_length'])}"
+
+
+def _drafted(name: str, accept_length: float | None) -> str:
+    """A baseline's accept length, where it drafts at all."""
+    return "" if accept_length is None or name == "autoregressive" else f", accept length {accept_length:.2f}"
 
 
 def _candidate(view: View, trial: int) -> View:
