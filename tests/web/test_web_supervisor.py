@@ -262,13 +262,25 @@ def test_a_broker_by_url_is_used_and_left_running(up: Callable[..., Running]) ->
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
-    [("redis://127.0.0.1:1/0", "No broker answers at REDIS_URL"), ("http://x", "REDIS_URL is not the URL of a broker")],
+    ("command", "env", "words"),
+    [
+        ("up", {"REDIS_URL": "redis://127.0.0.1:1/0"}, "No broker answers at REDIS_URL"),
+        ("up", {"REDIS_URL": "http://x"}, "REDIS_URL is not the URL of a broker"),
+        ("up", {"DATABASE_URL": "postgres://nobody@127.0.0.1:1/x"}, "The database does not answer: connection failed"),
+        ("up", {"DATABASE_URL": "mysql://x/y"}, "DATABASE_URL must look like"),
+        ("up", {"DATABASE_URL": "nonsense"}, "DATABASE_URL must look like"),
+        ("worker", {}, "No broker answers. Set REDIS_URL and DATABASE_URL"),
+    ],
 )
-def test_a_broker_that_is_not_there_is_a_clear_mistake(url: str, words: str, up: Callable[..., Running]) -> None:
-    running = up(REDIS_URL=url)
-    assert running.process.wait(30) == 2
-    assert words in running.output()
+def test_services_that_are_not_there_are_named(
+    command: str, env: dict[str, str], words: str, sqlite: str, spawn: Any
+) -> None:
+    spawner = spawn({"DATABASE_URL": sqlite})
+    process = spawner("manage.py", command, "--gpus", "cpu", name="failing", **env)
+    assert process.wait(60) == 2
+    told = spawner.log("failing").strip().splitlines()
+    assert words in told[-1]
+    assert "Traceback" not in spawner.log("failing")
 
 
 @pytest.mark.usefixtures("no_check", "rings")

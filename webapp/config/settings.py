@@ -17,6 +17,7 @@ import os
 import socket
 
 import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
 
 from engine.paths import REPOSITORY, data_dir
 from webapp.config.broker_url import celery_url, database_number, redis_url
@@ -95,8 +96,16 @@ SQLITE_OPTIONS = {
     "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
 }
 if DATABASE_URL:
-    DATABASES = {"default": dj_database_url.parse(DATABASE_URL, conn_max_age=0)}
-    if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    try:
+        DATABASES = {"default": dj_database_url.parse(DATABASE_URL, conn_max_age=0)}
+    except ValueError:
+        DATABASES = {"default": {"ENGINE": "unknown"}}
+    _engine = DATABASES["default"]["ENGINE"].rpartition(".")[2]
+    if _engine not in ("postgresql", "sqlite3"):
+        raise ImproperlyConfigured(
+            "DATABASE_URL must look like postgres://user:password@host/name or sqlite:////path/to/file."
+        )
+    if _engine == "sqlite3":
         DATABASES["default"]["OPTIONS"] = dict(SQLITE_OPTIONS)
 else:
     DATABASES = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
-from django.db import connection
+from django.db import DatabaseError, connection
 from django.db.models import Count, QuerySet
 from django.http import Http404
 
@@ -87,6 +87,12 @@ def waiting_jobs() -> list[dict[str, Any]]:
     """How many jobs wait for a worker, by place."""
     rows = Job.objects.filter(status=Job.Status.QUEUED, search__status=Search.Status.RUNNING)
     return list(rows.order_by("where").values("where").annotate(count=Count("id")))
+
+
+def database_away(error: DatabaseError) -> str:
+    """One sentence about a database that does not answer."""
+    lines = str(error).strip().splitlines() or ["it gives no reason"]
+    return f"The database does not answer: {lines[0].rstrip('.')}."
 
 
 def check_database() -> None:

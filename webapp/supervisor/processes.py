@@ -104,6 +104,9 @@ class Processes:
         self._all: list[Process] = []
         _become_subreaper()
 
+    def __len__(self) -> int:
+        return len(self._all)
+
     def start(self, spec: Spec) -> Process:
         process = Process(spec)
         self._all.append(process)

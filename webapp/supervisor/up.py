@@ -22,6 +22,7 @@ from engine.search.console import Screen
 from webapp.accounts.services import issue_sign_in_token, local_user
 from webapp.searches import reconcile
 from webapp.searches.leases import expire_dead
+from webapp.searches.selectors import database_away
 from webapp.supervisor.broker import answers, broker_spec, end_predecessor, wait_until_ready
 from webapp.supervisor.demo import demo_search
 from webapp.supervisor.devices import check_host, choose_devices, control_worker, device_worker
@@ -94,7 +95,8 @@ class Up:
             self._greet(url, watch)
             return self._serve(processes, watch)
         finally:
-            self.screen.say("Stopping.")
+            if processes:
+                self.screen.say("Stopping.")
             self._wake.clear()
             stop_reconciler.set()
             before = self.signals
@@ -118,7 +120,7 @@ class Up:
                 self.screen.say("Preparing the database.")
                 call_command("migrate", interactive=False, verbosity=0)
         except DatabaseError as error:
-            raise UserError(f"The database does not answer: {str(error).strip()}.", code="no-database") from None
+            raise UserError(database_away(error), code="no-database") from None
 
     def _demo(self, kind: str) -> Watch:
         search, new = demo_search(local_user(), kind, again=self.options.again)

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from engine.errors import UserError
-from webapp.searches.selectors import check_database
+from webapp.searches.selectors import check_database, database_away
 from webapp.supervisor.broker import answers
 from webapp.supervisor.devices import check_host, choose_devices, device_worker
 from webapp.supervisor.processes import Processes
@@ -42,7 +42,7 @@ class Command(BaseCommand):
         except UserError as error:
             raise CommandError(error.sentence, returncode=2) from None
         except DatabaseError as error:
-            raise CommandError(f"The database does not answer: {error}", returncode=2) from None
+            raise CommandError(database_away(error), returncode=2) from None
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: stop.set())
