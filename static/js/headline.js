@@ -162,12 +162,14 @@ export function createHeadline(root, file) {
 
   function ending(view) {
     const failed = view.status === "failed" || view.finished?.reason === "failed";
+    const unhappy = failed || (view.status === "finished" && !view.bundle);
+    slot("sentence").hidden = unhappy; // a banner says it
     slot("failed").hidden = !failed;
     put("failed.sentence", view.finished?.sentence || view.sentence || "");
     const bundle = view.bundle;
     slot("bundle").hidden = !bundle;
     slot("download").hidden = !bundle;
-    slot("no-bundle").hidden = Boolean(bundle) || failed || view.status !== "finished";
+    slot("no-bundle").hidden = !unhappy || failed;
     put("no-bundle.sentence", view.finished?.sentence ?? "");
     if (!bundle) return;
     put("bundle.size", `${file}, ${f.bytes(bundle.bytes)}`);

@@ -91,21 +91,22 @@ function createCard(plot, section, searchName) {
   const find = (name) => section.querySelector(`[data-part="${name}"]`);
   const area = find("plot");
   const parts = { legend: find("legend"), summary: find("summary"), empty: find("empty"), table: find("table") };
-  const buttons = [find("csv"), find("png")];
+  const [csv, png] = [find("csv"), find("png")];
   const details = section.querySelector("details");
   let drawn = ""; // what the plot shows, as text
+  let listed = ""; // what the table shows, as text
   let view = null;
   let Plotly = null;
 
-  buttons[0].addEventListener("click", () => {
+  csv.addEventListener("click", () => {
     const { header, rows } = plot.table(view);
     saveFile(`${f.fileName(searchName, plot.id)}.csv`, f.csv(header, rows), "text/csv");
   });
-  buttons[1].addEventListener("click", async () => {
+  png.addEventListener("click", async () => {
     const picture = exported(plot, view, theme());
     const address = await Plotly.toImage(picture, { format: "png", ...PICTURE, scale: 2 });
-    const answer = Uint8Array.from(atob(address.split(",")[1]), (char) => char.charCodeAt(0));
-    saveFile(`${f.fileName(searchName, plot.id)}.png`, new Blob([answer], { type: "image/png" }));
+    const bytes = Uint8Array.from(atob(address.split(",")[1]), (char) => char.charCodeAt(0));
+    saveFile(`${f.fileName(searchName, plot.id)}.png`, new Blob([bytes], { type: "image/png" }));
   });
 
   function words() {
@@ -113,7 +114,8 @@ function createCard(plot, section, searchName) {
     parts.empty.hidden = sentence === null;
     area.hidden = sentence !== null;
     details.hidden = sentence !== null;
-    buttons.forEach((button) => (button.disabled = sentence !== null || (button === buttons[1] && !Plotly)));
+    csv.disabled = sentence !== null;
+    png.disabled = sentence !== null || !Plotly;
     setText(parts.empty.querySelector("p"), sentence ?? "");
     parts.empty.classList.toggle("over", view.status === "finished" || view.status === "failed");
     setText(parts.summary, sentence === null ? plot.summary(view) : "");
@@ -127,7 +129,10 @@ function createCard(plot, section, searchName) {
     );
     if (sentence === null) {
       area.setAttribute("aria-label", `${plot.title}. ${plot.summary(view)} The figures are in the table below.`);
-      parts.table.replaceChildren(figureTable(plot.table(view)));
+      const table = plot.table(view);
+      const now = JSON.stringify([table.header, table.rows]);
+      if (now !== listed) parts.table.replaceChildren(figureTable(table));
+      listed = now;
     }
     return sentence === null;
   }

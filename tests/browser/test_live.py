@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from engine import bundle
 from tests.browser.support import CHROMIUM, CHROMIUM_FLAGS, Models, Stack
@@ -164,22 +164,32 @@ def pause_and_resume(page: Page) -> None:
 
 def lose_the_connection(page: Page) -> None:
     """The socket breaks; the page opens another one and asks for what comes after the last event it has."""
-    page.evaluate("watched.sockets.at(-1).close()")
-    page.wait_for_function("watched.sockets.length > 1 && watched.sockets.at(-1).readyState === WebSocket.OPEN")
+    with page.expect_websocket() as opened:
+        page.evaluate("watched.sockets.at(-1).close()")
+    assert re.search(r"after=[1-9]\d*$", opened.value.url)
     expect(page.locator("#connection")).to_have_text("Live")
-    assert re.search(r"after=[1-9]\d*$", page.evaluate("watched.sockets.at(-1).url"))
 
 
-PLOT = """document.querySelector('[data-plot="speedup"] [data-part="plot"]')"""
-POINTS = f"({PLOT}.data ?? []).slice(1).reduce((sum, trace) => sum + trace.x.length, 0)"
+def plot(page: Page) -> Locator:
+    return page.locator('[data-plot="speedup"] [data-part="plot"]')
+
+
+def points(page: Page) -> int:
+    """Marks in the speedup plot, the line of the best plan left out."""
+    count: int = plot(page).evaluate("(area) => area.data.slice(1).reduce((sum, trace) => sum + trace.x.length, 0)")
+    return count
 
 
 def watch_a_plot_change(page: Page) -> None:
-    """The speedup plot gets its first point while the page is looked at, and nobody reloads."""
-    assert page.evaluate(POINTS) == 0
-    page.wait_for_function(f"{POINTS} > 0", timeout=SEARCH_MS)
+    """The speedup plot appears with its first point, and changes, while nobody reloads."""
+    expect(plot(page)).to_be_hidden()
+    expect(plot(page)).to_have_attribute("data-updates", re.compile(r"\d"), timeout=SEARCH_MS)
+    expect(plot(page)).to_be_visible()
+    assert points(page) >= 1
+    seen = plot(page).get_attribute("data-updates")
+    assert seen is not None
+    expect(plot(page)).not_to_have_attribute("data-updates", seen, timeout=SEARCH_MS)
     expect(page.locator('[data-slot="autoregressive.ratio"]')).to_have_text(re.compile(r"^\d+\.\d\d×$"))
-    page.wait_for_function("""document.querySelector('[data-plot="gaps"] .js-plotly-plot, .js-plotly-plot')""")
 
 
 def lines(page: Page) -> list[int]:
@@ -190,11 +200,12 @@ def lines(page: Page) -> list[int]:
 
 def reload_and_lose_nothing(visit: Visit) -> None:
     page = visit.page
-    before, points = lines(page), page.evaluate(POINTS)
+    before, drawn = lines(page), points(page)
     visit.note()
     page.reload()
     expect(page.locator("#connection")).to_have_text("Live")
-    page.wait_for_function(f"{POINTS} >= {points}")
+    expect(plot(page)).to_have_attribute("data-updates", re.compile(r"\d"))
+    assert points(page) >= drawn
     after = lines(page)
     assert set(before[:-1]) <= set(after)  # the newest line may be progress, which the next progress replaces
     assert after == sorted(set(after))
@@ -249,7 +260,7 @@ def check_bundle(page: Page, folder: Path, models: Models) -> None:
 def check_narrow(page: Page) -> None:
     """At 390 px nothing is wider than the page, and no legend lies on its plot."""
     page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_function(f"{PLOT}._fullLayout.width < 390")
+    expect(plot(page).locator(".main-svg").first).to_have_attribute("width", re.compile(r"^3[0-8]\d(\.|$)"))
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     overlaps = page.evaluate(
         """[...document.querySelectorAll("[data-plot]")].filter((card) => {
