@@ -28,8 +28,8 @@ LEVERS = [
 ]
 
 
-def load(folder: Path, plan: Plan | None = None, dtype: torch.dtype = torch.float32) -> Model:
-    return Model(open_checkpoint(str(folder)), device="cpu", dtype=dtype, plan=plan or Plan())
+def load(folder: Path, plan: Plan | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
+    return Model(open_checkpoint(str(folder)), device=device, dtype=dtype, plan=plan or Plan())
 
 
 def poison(cache: KVCache) -> None:
@@ -39,10 +39,11 @@ def poison(cache: KVCache) -> None:
 
 
 def run(model: Model, cache: KVCache, ids: list[int], **options: object) -> torch.Tensor:
-    positions = torch.arange(cache.length, cache.length + len(ids))
-    logits = model.forward(torch.tensor(ids), positions, cache, **options).logits  # type: ignore[arg-type]
+    positions = torch.arange(cache.length, cache.length + len(ids), device=model.device)
+    rows = torch.tensor(ids, device=model.device)
+    logits = model.forward(rows, positions, cache, **options).logits  # type: ignore[arg-type]
     assert logits is not None
-    return logits
+    return logits.cpu()
 
 
 def ancestors(row: int) -> list[int]:
@@ -81,12 +82,17 @@ def walk(model: Model, reference: object) -> None:
 
     nodes = random_ids(len(PARENTS))
     depths = torch.tensor([len(ancestors(row)) - 1 for row in range(len(PARENTS))])
-    logits = model.forward(torch.tensor(nodes), cache.length + depths, cache, tree_mask=tree_mask()).logits
+    logits = model.forward(
+        torch.tensor(nodes, device=model.device),
+        (cache.length + depths).to(model.device),
+        cache,
+        tree_mask=tree_mask().to(model.device),
+    ).logits
     expected = [
         reference_logits(reference, text + [nodes[row] for row in ancestors(last)])[-1] for last in range(len(PARENTS))
     ]
     assert logits is not None
-    assert_close(logits, torch.stack(expected))
+    assert_close(logits.cpu(), torch.stack(expected))
     cache.commit(PATH)
     poison(cache)
     text += [nodes[row] for row in PATH]
@@ -186,6 +192,29 @@ def test_bf16_is_as_near_to_fp32_as_transformers_bf16(gemm: str, tmp_path: Path)
     noise = (theirs - exact).pow(2).mean().sqrt()
     assert (logits.float() - exact).pow(2).mean().sqrt() < 2 * noise
     assert noise < 0.1 * exact.std()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_cuda_equals_transformers_on_the_cpu(variant: str, tmp_path: Path) -> None:
+    folder, reference = save(tmp_path, variant)
+    for levers in LEVERS:
+        if levers["gemm"] != "packed":
+            walk(load(folder, Plan(**levers), device="cuda"), reference)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("attention", ["sdpa", "grouped"])
+def test_cuda_bf16_is_as_near_to_fp32_as_transformers_bf16(attention: str, tmp_path: Path) -> None:
+    folder, reference = save(tmp_path, "llama-yarn")
+    text = random_ids(24)
+    exact = reference_logits(reference, text)
+    theirs = reference_logits(reference.bfloat16(), text).float()
+    model = load(folder, Plan(attention=attention), torch.bfloat16, "cuda")  # type: ignore[arg-type]
+    logits = run(model, model.new_cache(24), text).float()
+    assert (logits - exact).pow(2).mean() < 4 * (theirs - exact).pow(2).mean()
 
 
 def test_a_full_cache_is_refused(tmp_path: Path) -> None:
