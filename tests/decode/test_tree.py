@@ -112,6 +112,11 @@ def test_the_walk_follows_the_targets_choices(tree: DraftTree, data: st.DataObje
     assert all(tree.tokens[node] != bonus for node in range(len(tree)) if tree.parents[node] == at)
 
 
+def test_of_equal_siblings_the_first_is_walked() -> None:
+    tree = DraftTree((5, 5, 6), (ANCHOR, ANCHOR, 1), (0.0,) * 3)
+    assert accept(tree, [5, 6, 7, 8]) == ([0], 6)
+
+
 @pytest.mark.parametrize(
     ("tree", "shape"),
     [
