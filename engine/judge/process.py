@@ -237,7 +237,7 @@ class Child:
     def _stop(self) -> None:
         """Stop the group and wait until its leader really stands still (or is gone)."""
         self._signal(signal.SIGSTOP)
-        if self._process.returncode is None:
+        if self._process.returncode is None and hasattr(os, "waitid"):
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _resume(self) -> None:
