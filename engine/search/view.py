@@ -39,7 +39,7 @@ def view(state: State) -> dict[str, Any]:
             "trials_used": state.trials_used,
         },
         "round": len(state.rounds),
-        "stages": [{"name": name, "label": label} for name, label in LABELS.items()],
+        "stages": [{"name": name, "label": text} for name, text in LABELS.items()],
         "headline": _headline(state, profile),
         "stocks": [
             {
