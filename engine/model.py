@@ -60,6 +60,10 @@ class Model:
         self.dtype = dtype
         self.plan = plan
         config = self.config
+        if self.device.type == "cuda":
+            # cuDNN plans its attention anew for every key length, about 40 ms each on an H200: every decode step has
+            # a new one. The other fused kernels of PyTorch need no plan.
+            torch.backends.cuda.enable_cudnn_sdp(False)
 
         def load(name: str) -> Tensor:
             return checkpoint.tensor(name).to(self.device, dtype)
