@@ -29,29 +29,33 @@ MAX_FILE_BYTES = 1 << 30
 
 
 class Server:
-    """Answers questions one at a time. Whatever a backend raises becomes a failure answer, never a lost pipe."""
+    """Answers questions one at a time. Whatever a backend raises becomes a failure answer, never a lost pipe.
+
+    A child may hold several decoders by name, for stock's two baselines share one copy of the target.
+    """
 
     def __init__(self) -> None:
-        self._backend: Backend | None = None
+        self._decoders: dict[str, Backend] = {}
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """The payload for `question`. Raises what the backend raises."""
-        kind = question["do"]
+        kind, name = question["do"], question.get("decoder", "")
         if kind == "build":
-            self._backend = self._build(question)
-            return self._backend.describe()
-        if self._backend is None:
+            self._decoders[name] = self._build(question)
+            return self._decoders[name].describe()
+        backend = self._decoders.get(name)
+        if backend is None:
             raise RuntimeError(f"asked to {kind} before build")
         if kind == "describe":
-            return self._backend.describe()
+            return backend.describe()
         if kind == "generate":
             prompts, stop_ids = question["prompts"], tuple(question["stop_ids"])
-            texts = self._backend.generate(prompts, question["max_new_tokens"], stop_ids)
+            texts = backend.generate(prompts, question["max_new_tokens"], stop_ids)
             return {"texts": texts}
         if kind == "score":
-            return self._backend.score(question["prompt"], question["text"], question["width"])
+            return backend.score(question["prompt"], question["text"], question["width"])
         if kind == "profile":
-            return self._backend.profile(question["prompts"], question["max_new_tokens"], tuple(question["stop_ids"]))
+            return backend.profile(question["prompts"], question["max_new_tokens"], tuple(question["stop_ids"]))
         raise RuntimeError(f"unknown question {kind!r}")
 
     @staticmethod

@@ -20,7 +20,7 @@ class Effort:
     floor_texts      stock texts that the noise floor is measured on, `floor_widths` rows a pass
     standing_pairs   prompts of a new incumbent's comparison with stock; `final_pairs` of the closing one
     profile_prompts  prompts of a stage profile
-    children         processes kept in memory at most
+    children         processes kept in memory at most: a trial needs stock, the incumbent and the candidate
     """
 
     forcing_prompts: int = 2
@@ -33,7 +33,7 @@ class Effort:
     standing_pairs: int = 2
     final_pairs: int = 5
     profile_prompts: int = 3
-    children: int = 4
+    children: int = 3
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     @property

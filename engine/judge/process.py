@@ -44,7 +44,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """What a child gets of `environment`: the allow-list, the import path of this code, and no model hub."""
     kept = {name: environment[name] for name in PASSED_ON if name in environment}
     return kept | {
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), environment.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

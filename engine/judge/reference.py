@@ -12,7 +12,7 @@ from engine.judge.protocol import Text
 from engine.judge.seats import Seat, Seats
 from engine.judge.store import Store
 
-STOCK = "stock autoregressive"
+STOCK = "stock"
 
 
 class Reference:

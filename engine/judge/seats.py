@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +13,44 @@ from engine.deployment import Deployment
 from engine.errors import ChildError
 from engine.judge import protocol
 from engine.judge.hidden import Material
-from engine.judge.process import Child
+from engine.judge.process import Answer, Child
 from engine.judge.protocol import Scores, Text
 from engine.plan import Plan
+
+CANDIDATE = "candidate"
+"""The role that is judged; every other one is trusted."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
     """Seconds that a child may take: to load (weights, imports), for its first answer (it may compile then), for any
-    later one, and for a stage profile."""
+    later one, and for a stage profile. A candidate's limit for an answer grows with stock's own time on this device
+    (`patience` times the slowest answer seen); stock and incumbent, which are trusted, get `trusted` seconds."""
 
     build: float = 180.0
     first_answer: float = 180.0
     answer: float = 60.0
-    profile: float = 300.0
+    patience: float = 10.0
+    trusted: float = 900.0
+    profile: float = 900.0
+
+
+class Patience:
+    """How long a candidate is waited for, given what trusted children took for the same kind of answer."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
+        self._slowest = 0.0
+
+    def saw(self, seconds: float) -> None:
+        """A trusted child took this long."""
+        self._slowest = max(self._slowest, seconds)
+
+    def seconds(self, *, trusted: bool, first: bool) -> float:
+        if trusted:
+            return self.timeouts.trusted
+        least = self.timeouts.first_answer if first else self.timeouts.answer
+        return max(least, self.timeouts.patience * self._slowest)
 
 
 @dataclass(frozen=True)
@@ -39,27 +62,26 @@ class Reply:
 
 
 class Seat:
-    """A child with a decoder in it. All failures raise ChildFailed; the child is dead afterwards."""
+    """A decoder in a child, named `decoder` there. All failures raise ChildFailed; the child is dead afterwards."""
 
-    def __init__(self, role: str, log: Path, build: dict[str, Any], material: Material, timeouts: Timeouts) -> None:
+    def __init__(
+        self, child: Child, decoder: str, build: dict[str, Any], material: Material, patience: Patience
+    ) -> None:
+        self.child = child
+        self._decoder = decoder
         self._material = material
-        self._timeouts = timeouts
+        self._patience = patience
         self._answered = False
         self._described: dict[str, Any] | None = None
-        self._child = Child(role, log)
-        self._child.send({"do": "build", **build})
+        self._ask_later({"do": "build", **build})
 
     @property
     def alive(self) -> bool:
-        return self._child.alive
+        return self.child.alive
 
     @property
-    def role(self) -> str:
-        return self._child.role
-
-    def rename(self, role: str) -> None:
-        """What the child is called in sentences from now on."""
-        self._child.role = role
+    def trusted(self) -> bool:
+        return self.child.role != CANDIDATE
 
     @property
     def implementation(self) -> str:
@@ -69,40 +91,46 @@ class Seat:
     def ready(self) -> dict[str, Any]:
         """Wait until the decoder is built; its description."""
         if self._described is None:
-            self._described = self._child.receive(self._timeouts.build)
+            limits = self._patience.timeouts
+            self._described = self.child.receive(limits.trusted if self.trusted else limits.build)
         return self._described
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int) -> Reply:
         self.ready()
         question = protocol.generate_question([prompt], max_new_tokens, self._material.stop_ids)
-        answer = self._child.ask(question, self._timeouts.answer if self._answered else self._timeouts.first_answer)
+        answer = self._ask(question, self._patience.seconds(trusted=self.trusted, first=not self._answered))
         try:
             (text,) = protocol.parse_texts(answer.payload, 1, max_new_tokens, self._material.vocab_size)
         except ChildError as error:
-            raise self._child.refuse(error) from None
+            raise self.child.refuse(error) from None
         self._answered = True
+        if self.trusted:
+            self._patience.saw(answer.seconds)
         return Reply(text, answer.seconds)
 
     def score(self, prompt: Sequence[int], text: Sequence[int], width: int = 0) -> Scores:
         """Stock's logits on every prefix of `text`; `width` rows a pass, 0 = one pass."""
         self.ready()
-        answer = self._child.ask(protocol.score_question(prompt, text, width), self._timeouts.answer)
+        answer = self._ask(protocol.score_question(prompt, text, width), self._patience.timeouts.trusted)
         try:
             return protocol.parse_scores(answer.payload, len(text), self._material.vocab_size)
         except ChildError as error:
-            raise self._child.refuse(error) from None
+            raise self.child.refuse(error) from None
 
     def profile(self, prompts: Iterable[Sequence[int]], max_new_tokens: int) -> dict[str, Any]:
         self.ready()
         question = protocol.generate_question(list(prompts), max_new_tokens, self._material.stop_ids)
-        return self._child.ask({**question, "do": "profile"}, self._timeouts.profile).payload
+        return self._ask({**question, "do": "profile"}, self._patience.timeouts.profile).payload
 
-    def leave(self) -> None:
-        self._child.kill()
+    def _ask(self, question: dict[str, Any], timeout: float) -> Answer:
+        return self.child.ask({**question, "decoder": self._decoder}, timeout)
+
+    def _ask_later(self, question: dict[str, Any]) -> None:
+        self.child.send({**question, "decoder": self._decoder})
 
 
 class Seats:
-    """At most `limit` children at a time. The one that was used longest ago makes room for a new one."""
+    """Decoders by key, in at most `limit` children. The child that was used longest ago makes room for a new one."""
 
     def __init__(
         self, deployment: Deployment, material: Material, threads: int, folder: Path, limit: int, timeouts: Timeouts
@@ -112,54 +140,69 @@ class Seats:
         self._threads = threads
         self._folder = folder
         self._limit = limit
-        self._timeouts = timeouts
+        self._patience = Patience(timeouts)
         self._seats: dict[str, Seat] = {}  # least recently used first
         self._numbers = itertools.count(1)
 
     def get(self, key: str) -> Seat | None:
-        """The living child under `key`, now the most recently used."""
-        seat = self._seats.pop(key, None)
+        """The living decoder under `key`, now the most recently used."""
+        seat = self._seats.get(key)
         if seat is None:
             return None
         if not seat.alive:
-            seat.leave()
+            self.dismiss(key)
             return None
-        self._seats[key] = seat
+        self._seats[key] = self._seats.pop(key)
         return seat
 
     def start(self, key: str, role: str, backend: str, plan: Plan | None, needed: Iterable[str] = ()) -> Seat:
         """Start a child under `key` and let it build; does not wait. Children under `needed` are not moved out."""
         self.dismiss(key)
-        kept = set(needed)
-        for other in [name for name in self._seats if name not in kept]:
-            if len(self._seats) < self._limit:
-                break
-            self.dismiss(other)
-        number = next(self._numbers)
-        log = self._folder / "children" / f"{number:03d}-{re.sub(r'[^a-z0-9]+', '-', role.lower())}.log"
+        self._make_room(set(needed))
+        log = self._folder / "children" / f"{next(self._numbers):03d}.log"
         log.unlink(missing_ok=True)  # of an earlier run of this search
+        return self._seat(key, Child(role, log), "", backend, plan)
+
+    def start_beside(self, other: Seat, key: str, backend: str) -> Seat:
+        """Build another decoder in the child of `other`, and wait for it."""
+        self._seats.pop(key, None)
+        other.ready()
+        seat = self._seat(key, other.child, key, backend, None)
+        seat.ready()
+        return seat
+
+    def move(self, old: str, new: str, role: str) -> None:
+        """Give the child under `old` another key and role; who had that key leaves."""
+        seat = self._seats.pop(old)
+        self.dismiss(new)
+        seat.child.role = role
+        self._seats[new] = seat
+
+    def dismiss(self, key: str) -> None:
+        """Kill the child under `key`, if there is one, with every decoder in it."""
+        seat = self._seats.get(key)
+        if seat is not None:
+            self._seats = {other: kept for other, kept in self._seats.items() if kept.child is not seat.child}
+            seat.child.kill()
+
+    def close(self) -> None:
+        for key in list(self._seats):
+            self.dismiss(key)
+
+    def _seat(self, key: str, child: Child, decoder: str, backend: str, plan: Plan | None) -> Seat:
         build = {
             "backend": backend,
             "deployment": to_json(self._deployment),
             "plan": None if plan is None else plan.to_json(),
             "threads": self._threads,
         }
-        self._seats[key] = Seat(role, log, build, self._material, self._timeouts)
+        self._seats[key] = Seat(child, decoder, build, self._material, self._patience)
         return self._seats[key]
 
-    def move(self, old: str, new: str, role: str) -> None:
-        """Give the child under `old` another key and role; who had that key leaves."""
-        seat = self._seats.pop(old)
-        self.dismiss(new)
-        seat.rename(role)
-        self._seats[new] = seat
-
-    def dismiss(self, key: str) -> None:
-        """Kill the child under `key`, if there is one."""
-        seat = self._seats.pop(key, None)
-        if seat is not None:
-            seat.leave()
-
-    def close(self) -> None:
-        for key in list(self._seats):
-            self.dismiss(key)
+    def _make_room(self, needed: set[str]) -> None:
+        kept = {id(self._seats[key].child) for key in needed & self._seats.keys()}
+        for key, seat in list(self._seats.items()):
+            if len({id(other.child) for other in self._seats.values()}) < self._limit:
+                return
+            if id(seat.child) not in kept:
+                self.dismiss(key)

@@ -7,7 +7,9 @@ Imports torch and transformers on construction, in the child only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,19 +24,23 @@ LOOKUP_TOKENS = 10
 """transformers has no default for `prompt_lookup_num_tokens`; its documentation's example uses 10."""
 
 
-def load_target(ref: str, deployment: Deployment) -> Any:
-    """A transformers causal LM with plain greedy settings, in eval mode on the deployment's device."""
+def load_model(ref: str, deployment: Deployment) -> Any:
+    """A transformers causal LM with plain greedy settings, in eval mode on the deployment's device. The baselines of
+    one process share it."""
+    return _load(open_checkpoint(ref).path, DTYPES[deployment.dtype], deployment.platform)
+
+
+@functools.cache
+def _load(path: Path, dtype: torch.dtype, platform: str) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    path = open_checkpoint(ref).path
-    dtype = DTYPES[deployment.dtype]
     if path.suffix == ".gguf":
         model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
     else:
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
     # A checkpoint may ask for sampling or a repetition penalty; stock greedy decoding has neither.
     model.generation_config = GenerationConfig()
-    return model.to(deployment.platform).eval()
+    return model.to(platform).eval()
 
 
 class TransformersBackend(NotOffered):
@@ -43,7 +49,7 @@ class TransformersBackend(NotOffered):
     def __init__(self, deployment: Deployment, options: dict[str, Any], how: str, prefill_is_a_step: bool) -> None:
         import transformers
 
-        self._model = load_target(deployment.target, deployment)
+        self._model = load_model(deployment.target, deployment)
         self._options = options
         self._prefill_is_a_step = prefill_is_a_step
         self._passes = count_passes(self._model)
@@ -128,7 +134,7 @@ class DFlashBackend(NotOffered):
         import transformers
 
         folder = open_checkpoint(deployment.drafter).path
-        self._target = load_target(deployment.target, deployment)
+        self._target = load_model(deployment.target, deployment)
         drafter = released.DFlashDraftModel.from_pretrained(str(folder), dtype=DTYPES[deployment.dtype])
         self._drafter = drafter.to(deployment.platform).eval()
         self._passes = count_passes(self._target)
@@ -197,7 +203,7 @@ def build_lookup(deployment: Deployment, plan: Plan | None, threads: int) -> Bac
 
 def build_assisted(deployment: Deployment, plan: Plan | None, threads: int) -> Backend:
     torch.set_num_threads(threads)
-    assistant = load_target(deployment.drafter, deployment)
+    assistant = load_model(deployment.drafter, deployment)
     return TransformersBackend(
         deployment, {"assistant_model": assistant}, "assisted generation", prefill_is_a_step=True
     )

@@ -28,7 +28,7 @@ from engine.judge.hidden import HiddenPrompt, Material, draw, prepare
 from engine.judge.process import ChildFailed
 from engine.judge.reference import STOCK, Reference
 from engine.judge.report import Comparison, Judgement, Pair, Verdict
-from engine.judge.seats import Reply, Seat, Seats
+from engine.judge.seats import CANDIDATE, Reply, Seat, Seats
 from engine.judge.store import Store
 from engine.levers import usable_cores
 from engine.plan import Plan
@@ -37,7 +37,6 @@ from engine.search.events import IncumbentChanged, Profiled, StockMeasured
 from engine.weights import open_checkpoint
 
 SPECULATIVE = "stock speculative"
-CANDIDATE = "candidate"
 INCUMBENT = "incumbent"
 OWN = "own autoregressive"
 BACKENDS: dict[DrafterKind, dict[str, str]] = {
@@ -186,8 +185,8 @@ class Workbench:
         count = self.effort.final_pairs if final else self.effort.standing_pairs
         warm, *prompts = draw(self.material.prompts, self.seed, trial, count + 1, "closing" if final else "standing")
         self._progress("starting stock")
-        needed = {STOCK, SPECULATIVE, _key(plan), *([_key(own)] if own else [])}
-        seats = [self._incumbent(plan, needed), self._reference.seat(), self._speculative(needed)]
+        needed = {STOCK, _key(plan), *([_key(own)] if own else [])}
+        seats = [self._incumbent(plan, needed), self._reference.seat(), self._speculative()]
         if own:
             seats.append(self._seats.get(_key(own)) or self._start(_key(own), OWN, own, needed))
         for seat in seats:
@@ -349,10 +348,10 @@ class Workbench:
     def _incumbent(self, plan: Plan, needed: set[str] | None = None) -> Seat:
         return self._seats.get(_key(plan)) or self._start(_key(plan), INCUMBENT, plan, needed or {STOCK})
 
-    def _speculative(self, needed: set[str] | None = None) -> Seat:
-        return self._seats.get(SPECULATIVE) or self._seats.start(
-            SPECULATIVE, SPECULATIVE, self._backends[SPECULATIVE], None, needed or {STOCK}
-        )
+    def _speculative(self) -> Seat:
+        """Stock's speculative decoder, in the same child as the plain one: they share the target's weights."""
+        stock = self._reference.seat()
+        return self._seats.get(SPECULATIVE) or self._seats.start_beside(stock, SPECULATIVE, self._backends[SPECULATIVE])
 
     def _start(self, key: str, role: str, plan: Plan, needed: set[str]) -> Seat:
         return self._seats.start(key, role, self._backend_for(plan), plan, needed)
