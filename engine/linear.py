@@ -67,7 +67,7 @@ def _transposed(weight: Tensor, bias: Tensor | None) -> Linear:
     def linear(x: Tensor) -> Tensor:
         rows = x.shape[0]
         if rows == 1:  # one column would take the slower matrix-vector path
-            x = x.expand(2, -1)
+            x = x.repeat(2, 1)  # a true copy: BLAS takes an expanded row for a transposed operand, six times slower
         out = torch.mm(weight, x.t()) if column is None else torch.addmm(column, weight, x.t())
         return out[:, :rows].t().contiguous()
 
