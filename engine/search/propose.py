@@ -212,7 +212,7 @@ class _Proposer:
     def _together(self, group: list[Lever], value: Any) -> _Move | None:
         """All levers of the group moved to one value, where that is legal and new."""
         able = [lever for lever in group if value in self._values(lever)]
-        return self._move({lever.name: value for lever in able if getattr(self.plan, lever.name) != value})
+        return self._wise({lever.name: value for lever in able if getattr(self.plan, lever.name) != value})
 
     def _values(self, lever: Lever) -> tuple[Any, ...]:
         """Values of the lever that are legal from the incumbent and make a difference."""
@@ -223,19 +223,18 @@ class _Proposer:
     def _by_tpe(self, family: str) -> _Move | None:
         seed = self.rng.randrange(2**32)
         for values in ask(self.memory, self.state.incumbents, _levers(family), self.context, seed):
-            move = self._move({name: value for name, value in values.items() if getattr(self.plan, name) != value})
-            if move is not None and not self.memory.advises_against(move.plan.changes_from(self.plan)):
+            move = self._wise({name: value for name, value in values.items() if getattr(self.plan, name) != value})
+            if move is not None:
                 return move
         return None
 
     def _leftover(self, family: str) -> _Move | None:
-        """Any single change inside the family that is still new."""
+        """Any single change inside the family that is still new and not known to be bad."""
         moves = [
             move
             for lever in _levers(family)
             for value in self._values(lever)
-            if (move := self._move({lever.name: value})) is not None
-            and not self.memory.advises_against(move.plan.changes_from(self.plan))
+            if (move := self._wise({lever.name: value})) is not None
         ]
         return self.rng.choice(moves) if moves else None
 
@@ -260,6 +259,11 @@ class _Proposer:
             if move is not None:
                 return move
         return None
+
+    def _wise(self, changes: Mapping[str, Any]) -> _Move | None:
+        """The move, unless memory advises against it."""
+        move = self._move(changes)
+        return None if move and self.memory.advises_against(move.plan.changes_from(self.plan)) else move
 
     def _move(self, changes: Mapping[str, Any]) -> _Move | None:
         """The plan that results, or None where it is illegal, no change at all, or not new."""

@@ -14,7 +14,7 @@ from engine.search.state import Incumbent
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-ASKS = 24
+ASKS = 12
 """How often TPE is asked for one proposal before its answers count as used up."""
 STARTUP = 3
 """Measured points below which TPE draws at random."""

@@ -84,16 +84,23 @@ class World:
         self.base = {stage: 0.2 * 75.0 ** rng.random() for stage in (*STAGE_NAMES, "algorithm")}
         # (lever, value) -> log speed of the stages that the lever touches
         self.gain: dict[tuple[str, Any], float] = {}
-        self.bad: set[tuple[str, Any]] = set()
-        for lever in LEVERS:
-            others = [v for v in lever.values(context) if v != getattr(self.initial, lever.name)]
-            for value in others:
-                self.gain[lever.name, value] = rng.choice((-0.25, -0.1, 0.0, 0.0))
-        choices = sorted(self.gain, key=str)
-        self.good = rng.sample(choices, 6)
-        for key in self.good:
-            self.gain[key] = rng.uniform(0.4, 1.0)
-        self.bad = set(rng.sample([key for key in choices if key not in self.good], lossy))
+        tunable = [lever for lever in LEVERS if len(lever.values(context)) > 1]
+        good = {lever.name for lever in rng.sample(tunable, 6)}
+        self.good: list[tuple[str, Any]] = []
+        for lever in tunable:
+            start = getattr(self.initial, lever.name)
+            others = [value for value in lever.values(context) if value != start]
+            peak = rng.choice(others)
+            width = 3.0 if isinstance(peak, int) and not isinstance(peak, bool) else 1.0
+            for place, value in enumerate(others):
+                away = abs(place - others.index(peak)) / width  # numbers beside the peak help a little less
+                if lever.name in good and away < 1.0:
+                    self.gain[lever.name, value] = rng.uniform(0.4, 1.0) * (1.0 - away)
+                else:
+                    self.gain[lever.name, value] = rng.choice((-0.25, -0.1, 0.0, 0.0))
+            if lever.name in good:
+                self.good.append((lever.name, peak))
+        self.bad = set(rng.sample(sorted(self.gain.keys() - set(self.good), key=str), lossy))
 
     def stage_ms(self, plan: Plan) -> dict[str, float]:
         result = dict(self.base)
