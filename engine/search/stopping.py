@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.search.events import StopReason
 from engine.search.state import Incumbent, State
 
-FINAL_COST = 2.0
+FINAL_COST = 2.5
 """The closing measurement against an ordinary standing: it runs more pairs."""
 
 

@@ -24,7 +24,7 @@ from engine.search.events import (
 )
 from engine.search.policy import MAX_CONFIRMED, decide
 from engine.search.state import State, fold_all
-from engine.search.stopping import gaps_closed, stop_reason
+from engine.search.stopping import FINAL_COST, gaps_closed, stop_reason
 
 seeds = st.integers(0, 10**6)
 many = settings(max_examples=40, deadline=None)
@@ -375,7 +375,7 @@ def test_without_trials_left_the_best_is_adopted_unstacked() -> None:
 def test_when_time_is_short_a_winner_is_confirmed_before_another_candidate_is_tried() -> None:
     shell = round_with({1: 1.3}, {1: A, 2: B}, replace(AMPLE, seconds=200.0))
     assert [a.key for a in decide(shell.state)] == ["trial:2"]
-    room_for_one = 10 + 15 * 3  # a trial, then a standing and the closing measurement at three standings' time
+    room_for_one = 10 + 15 * (1 + FINAL_COST)  # a trial, a standing, and the closing measurement
     shell.emit(Note("time passes"), shell.state.budget.seconds - shell.state.seconds - room_for_one - 1)
     (confirm,) = emit_next(shell)
     assert confirm.sources == (1,)
