@@ -111,7 +111,7 @@ else:
     DATABASES = {
         "default": {
             "ENGINE": "django.db.backends.sqlite3",
-            "NAME": DATA_DIR / "specpilot.sqlite3",
+            "NAME": str(DATA_DIR / "specpilot.sqlite3"),
             "OPTIONS": dict(SQLITE_OPTIONS),
         }
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from engine.codec import from_json
 from engine.deployment import Deployment
@@ -17,7 +18,7 @@ def main() -> None:
     deployment = from_json(Deployment, question["deployment"])
     plan = Plan.from_json(question["plan"]) if question["plan"] else None
     try:
-        answer = {"plan": starting_plan(deployment, plan).to_json()}
+        answer: dict[str, Any] = {"plan": starting_plan(deployment, plan).to_json()}
     except UserError as error:
         answer = {"error": error.sentence, "code": error.code, "field": error.field}
     json.dump(answer, sys.stdout)

@@ -89,7 +89,7 @@ class Drain:
 
     def _may_get_more(self) -> bool:
         """Whether the search whose models are loaded has work in flight elsewhere."""
-        if self._bench is None or self.worker.is_control:
+        if self._bench is None or self._search is None or self.worker.is_control:
             return False
         active = Job.objects.filter(search_id=self._search, search__status__in=WORKABLE)
         return active.filter(status__in=[Job.Status.QUEUED, Job.Status.RUNNING]).exists()

@@ -52,9 +52,32 @@ EVENTS = {
     "properties": {"events": {"type": "array", "items": EVENT}, "last": {"type": "integer"}},
 }
 _STATUSES = ["running", "paused", "cancelling", "finished", "failed"]
-SUMMARY = {
+SEARCH = {
+    "type": "object",
+    "required": ["deployment"],
+    "additionalProperties": False,
+    "properties": {
+        "deployment": _described(Deployment),
+        "budget": _described(Budget),
+        "seed": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+        "plan": _described(Plan),
+    },
+}
+EVENT = {
     "type": "object",
     "properties": {
+        "seq": {"type": "integer"},
+        "time": {"type": "number"},
+        "type": {"type": "string"},
+        "data": {"type": "object"},
+    },
+}
+EVENTS = {
+    "type": "object",
+    "properties": {"events": {"type": "array", "items": EVENT}, "last": {"type": "integer"}},
+}
+_STATUSES = ["running", "paused", "cancelling", "finished", "failed"]
+_FACTS: dict[str, Any] = {
         "id": {"type": "integer"},
         "title": {"type": "string"},
         "created": {"type": "string", "format": "date-time"},
@@ -69,7 +92,7 @@ SUMMARY = {
 }
 SEARCH = {
     "type": "object",
-    "properties": {**SUMMARY["properties"], "view": {"type": "object", "description": "What the live page shows."}},
+    "properties": {**_FACTS, "view": {"type": "object", "description": "What the live page shows."}},
 }
 WORKERS = {
     "type": "object",

@@ -86,7 +86,8 @@ def _job(job: Job | None, user: Someone) -> dict[str, Any] | None:
 def waiting_jobs() -> list[dict[str, Any]]:
     """How many jobs wait for a worker, by place."""
     rows = Job.objects.filter(status=Job.Status.QUEUED, search__status=Search.Status.RUNNING)
-    return list(rows.order_by("where").values("where").annotate(count=Count("id")))
+    counts = rows.order_by("where").values_list("where").annotate(Count("id"))
+    return [{"where": where, "count": count} for where, count in counts]
 
 
 def database_away(error: DatabaseError) -> str:

@@ -25,7 +25,8 @@ def demo_search(owner: User, kind: str, *, again: bool = False) -> tuple[Search,
         return newest, False
     if newest is not None and not again and Bundle.objects.filter(search=newest).exists():
         return newest, False
-    platform = "cpu" if kind == "cpu" else "cuda:0"
-    dtype = "fp32" if kind == "cpu" else "bf16"
-    deployment = Deployment(DEMO_TARGET, DEMO_DRAFTER, platform=platform, dtype=dtype)
+    if kind == "cpu":
+        deployment = Deployment(DEMO_TARGET, DEMO_DRAFTER, platform="cpu", dtype="fp32")
+    else:
+        deployment = Deployment(DEMO_TARGET, DEMO_DRAFTER, platform="cuda:0", dtype="bf16")
     return services.create_search(owner=owner, deployment=deployment, seed=SEED, demo=True), True

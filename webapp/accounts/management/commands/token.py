@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.contrib.auth import get_user_model
+from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError
 
 from engine.errors import UserError
@@ -22,11 +22,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, action: str, name: str, user: str, **options: Any) -> None:
         if user == services.LOCAL_USER:
-            owner = services.local_user()
-        else:
-            owner = get_user_model().objects.filter(username=user).first()
-            if owner is None:
-                raise CommandError(f"There is no user named {user!r}.", returncode=2)
+            services.local_user()
+        owner = User.objects.filter(username=user).first()
+        if owner is None:
+            raise CommandError(f"There is no user named {user!r}.", returncode=2)
         try:
             if action == "create":
                 self.stdout.write(services.create_api_token(owner, name))
