@@ -116,8 +116,10 @@ def perform(action: Action, state: State, bench: Bench, emit: Emit) -> None:
         _WORK[action.kind](action, state, bench, guard)
     except (UserError, ChildError) as error:
         guard.check()
+        logger.warning("action %s failed: %s", action.key, error)
         bench.close()
-        emit(ActionFailed(action.key, str(error)))
+        # A child's last log lines follow the first one; they are for the log, not for a sentence.
+        emit(ActionFailed(action.key, str(error).partition("\n")[0]))
     except Exception as error:
         guard.check()
         logger.exception("action %s failed", action.key)

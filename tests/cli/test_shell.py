@@ -193,10 +193,11 @@ def failing(judge: type, errors: list[BaseException]) -> None:
 
 
 def test_a_failure_of_ours_is_tried_again_with_new_children(deployment: Deployment, folder: Path, judge: type) -> None:
-    failing(judge, [ChildError("crashed", "stock was killed by signal 9")])
+    failing(judge, [ChildError("crashed", "stock was killed by signal 9\nLast log lines:\nout of memory")])
     state = run(deployment, folder)
     assert state.bundle is not None
     assert state.failures == {"trial:2": ("stock was killed by signal 9",)}
+    assert "out of memory" in (folder / "search.log").read_text()
     assert state.trials[2].attempts == 2
     assert judge.opened == judge.closed == 2
 
