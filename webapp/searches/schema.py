@@ -51,108 +51,19 @@ EVENTS = {
     "type": "object",
     "properties": {"events": {"type": "array", "items": EVENT}, "last": {"type": "integer"}},
 }
-_STATUSES = ["running", "paused", "cancelling", "finished", "failed"]
-SEARCH = {
-    "type": "object",
-    "required": ["deployment"],
-    "additionalProperties": False,
-    "properties": {
-        "deployment": _described(Deployment),
-        "budget": _described(Budget),
-        "seed": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-        "plan": _described(Plan),
-    },
-}
-EVENT = {
-    "type": "object",
-    "properties": {
-        "seq": {"type": "integer"},
-        "time": {"type": "number"},
-        "type": {"type": "string"},
-        "data": {"type": "object"},
-    },
-}
-EVENTS = {
-    "type": "object",
-    "properties": {"events": {"type": "array", "items": EVENT}, "last": {"type": "integer"}},
-}
-_STATUSES = ["running", "paused", "cancelling", "finished", "failed"]
 _FACTS: dict[str, Any] = {
-        "id": {"type": "integer"},
-        "title": {"type": "string"},
-        "created": {"type": "string", "format": "date-time"},
-        "finished": {"type": ["string", "null"], "format": "date-time"},
-        "status": {"type": "string", "enum": _STATUSES},
-        "speedup": {"type": ["number", "null"]},
-        "rounds": {"type": "integer"},
-        "trials": {"type": "integer"},
-        "deployment": _described(Deployment),
-        "links": {"type": "object", "additionalProperties": {"type": "string"}},
+    "id": {"type": "integer"},
+    "title": {"type": "string"},
+    "created": {"type": "string", "format": "date-time"},
+    "finished": {"type": ["string", "null"], "format": "date-time"},
+    "status": {"type": "string", "enum": ["running", "paused", "cancelling", "finished", "failed"]},
+    "speedup": {"type": ["number", "null"]},
+    "rounds": {"type": "integer"},
+    "trials": {"type": "integer"},
+    "deployment": _described(Deployment),
+    "links": {"type": "object", "additionalProperties": {"type": "string"}},
 }
 SUMMARY = {"type": "object", "properties": _FACTS}
-SEARCH = {
-    "type": "object",
-    "required": ["deployment"],
-    "additionalProperties": False,
-    "properties": {
-        "deployment": _described(Deployment),
-        "budget": _described(Budget),
-        "seed": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-        "plan": _described(Plan),
-    },
-}
-EVENT = {
-    "type": "object",
-    "properties": {
-        "seq": {"type": "integer"},
-        "time": {"type": "number"},
-        "type": {"type": "string"},
-        "data": {"type": "object"},
-    },
-}
-EVENTS = {
-    "type": "object",
-    "properties": {"events": {"type": "array", "items": EVENT}, "last": {"type": "integer"}},
-}
-_STATUSES = ["running", "paused", "cancelling", "finished", "failed"]
-SEARCH = {
-    "type": "object",
-    "required": ["deployment"],
-    "additionalProperties": False,
-    "properties": {
-        "deployment": _described(Deployment),
-        "budget": _described(Budget),
-        "seed": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-        "plan": _described(Plan),
-    },
-}
-EVENT = {
-    "type": "object",
-    "properties": {
-        "seq": {"type": "integer"},
-        "time": {"type": "number"},
-        "type": {"type": "string"},
-        "data": {"type": "object"},
-    },
-}
-EVENTS = {
-    "type": "object",
-    "properties": {"events": {"type": "array", "items": EVENT}, "last": {"type": "integer"}},
-}
-_STATUSES = ["running", "paused", "cancelling", "finished", "failed"]
-_FACTS: dict[str, Any] = {
-        "id": {"type": "integer"},
-        "title": {"type": "string"},
-        "created": {"type": "string", "format": "date-time"},
-        "finished": {"type": ["string", "null"], "format": "date-time"},
-        "status": {"type": "string", "enum": _STATUSES},
-        "speedup": {"type": ["number", "null"]},
-        "rounds": {"type": "integer"},
-        "trials": {"type": "integer"},
-        "deployment": _described(Deployment),
-        "links": {"type": "object", "additionalProperties": {"type": "string"}},
-    },
-}
 SEARCH = {
     "type": "object",
     "properties": {**_FACTS, "view": {"type": "object", "description": "What the live page shows."}},
