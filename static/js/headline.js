@@ -129,7 +129,8 @@ export function createHeadline(root, file) {
     const largest = view.largest_gap;
     const ended = view.status === "finished" || view.status === "failed";
     const waiting = ended ? "It was not measured." : "The first profile of the starting plan will name it.";
-    put("gap.stage", largest ? (largest.label ?? largest.stage) : "");
+    const name = largest?.label ?? largest?.stage ?? "";
+    put("gap.stage", largest?.sentence.startsWith(name) ? "" : name);
     put("gap.sentence", largest ? largest.sentence : waiting);
   }
 

@@ -13,11 +13,9 @@ function changesInWords(changes) {
 }
 
 function judged({ trial, judgement }) {
-  const { verdict, comparison, reason } = judgement;
+  const { verdict, reason } = judgement;
   const parts = [trialOf({ trial }), " ", strong(f.verdict(verdict).word.toLowerCase())];
-  if (comparison) parts.push(` at ${f.ratio(comparison.ratio)} (${f.interval(comparison.low, comparison.high)})`);
-  if (reason) parts.push(`: ${reason}`);
-  return parts;
+  return reason ? [...parts, `: ${reason}`] : parts;
 }
 
 function profiled({ round, ms_per_token: ms, stages }, labels) {

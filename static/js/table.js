@@ -123,13 +123,20 @@ function forcing(counts) {
   return [h("span", { class: "counts" }, `${f.number(counts.exact)} · ${f.number(counts.near_tie)} · `, error), limit];
 }
 
-function state(c) {
+function state(c, ended) {
   if (c.status === "judged") return verdictPill(c.verdict);
-  if (c.status === "running") return dotPill("run", "Running");
-  return dotPill("idle", "Waiting");
+  if (c.status === "running" && !ended) return dotPill("run", "Running");
+  return dotPill("idle", ended ? "Not run" : "Waiting");
 }
 
-function row(c, old) {
+/** Why, in words: the judge's reason, or where the trial stands. */
+function reasonOf(c, ended) {
+  if (c.status === "judged") return c.reason || f.NONE;
+  if (ended) return "The search ended before it was judged.";
+  return c.phase || (c.status === "running" ? "starting" : "waiting for a worker");
+}
+
+function row(c, old, ended) {
   const facts = [
     c.arm && `proposed by ${c.arm}`,
     c.agent && `agent ${c.agent}`,
@@ -143,7 +150,6 @@ function row(c, old) {
     c.rationale ? h("p", {}, c.rationale) : null,
     h("p", {}, facts.join(" · ")),
   );
-  const reason = c.status === "judged" ? c.reason : c.phase || "waiting for a worker";
   const cell = (label, { class: name = "" }, ...children) =>
     h(
       "td",
@@ -152,7 +158,7 @@ function row(c, old) {
     );
   return h(
     "tr",
-    { id: `trial-${c.trial}`, class: c.status === "running" ? "running" : null },
+    { id: `trial-${c.trial}`, class: c.status === "running" && !ended ? "running" : null },
     h(
       "th",
       { scope: "row", "data-l": "trial" },
@@ -169,8 +175,8 @@ function row(c, old) {
     cell("predicted", { class: "num" }, f.change(c.predicted)),
     cell("measured", { class: "num" }, measured(c)),
     cell("exact · near-tie · error", { class: "num" }, forcing(c.forcing)),
-    cell("verdict", { class: "verdict" }, state(c)),
-    cell("reason", { class: "why" }, h("p", {}, reason || f.NONE), why),
+    cell("verdict", { class: "verdict" }, state(c, ended)),
+    cell("reason", { class: "why" }, h("p", {}, reasonOf(c, ended)), why),
   );
 }
 
@@ -186,9 +192,16 @@ export function createTable(section, searchName) {
 
   function draw() {
     const rows = shown();
-    reconcile(body, rows, (c) => String(c.trial), JSON.stringify, row);
+    reconcile(
+      body,
+      rows,
+      (c) => String(c.trial),
+      (c) => JSON.stringify([c, ended]),
+      (c, old) => row(c, old, ended),
+    );
     table.hidden = rows.length === 0;
     empty.hidden = candidates.length > 0;
+    empty.classList.toggle("over", ended);
     none.hidden = candidates.length === 0 || rows.length > 0;
     empty.querySelector("p").textContent = ended
       ? "The search ended before a candidate was proposed."

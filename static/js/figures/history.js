@@ -46,7 +46,10 @@ function historyFigure(view, t, width) {
     ],
     layout: base(t, {
       margin: { l: width < NARROW ? 40 : 48, r: 16, t: 14, b: 42 },
-      annotations: [...label(measured.at(-1), t.series1, 14), ...label(reach.at(-1), t.series2, -14)],
+      annotations: [
+        ...label(measured.at(-1), t.series1, 14),
+        ...label(reach.at(-1), t.series2, reach.at(-1) < 0.15 * top ? 14 : -14),
+      ],
       xaxis: axis(t, "round", {
         dtick: 1,
         showgrid: false,

@@ -66,6 +66,7 @@ function speedupFigure(view, t, width) {
   const speculative = stockSpeculative(view);
   const top = Math.max(1, ...timed.map((point) => point.ratio), ...line.y, speculative ?? 0) * 1.16;
   const ceilingFits = f.isNumber(ceiling) && ceiling <= top * 1.6;
+  const room = f.isNumber(ceiling) && !ceilingFits ? 1.14 : 1; // for the words that stand in for its line
   const { shapes, annotations } = roundBands(view, t);
   const data = [
     {
@@ -180,7 +181,7 @@ function speedupFigure(view, t, width) {
         anchor: untimed.length ? "y2" : "y",
       }),
       yaxis: axis(t, "× stock autoregressive", {
-        range: [0, Math.max(top, ceilingFits ? ceiling * 1.1 : 0)],
+        range: [0, Math.max(top * room, ceilingFits ? ceiling * 1.1 : 0)],
         domain: [foot, 1],
       }),
       yaxis2: axis(t, "", {

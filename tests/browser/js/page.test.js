@@ -45,15 +45,11 @@ const candidate = {
 };
 
 test("log lines say what happened, with figures and units", () => {
-  const comparison = { ratio: 1.118, low: 1.1, high: 1.14 };
   assert.equal(
-    line(judged(7, { verdict: "accepted", reason: "Clear.", comparison })),
-    "trial 7 accepted at 1.12× (1.10 to 1.14×): Clear.",
+    line(judged(7, { verdict: "accepted", reason: "1.12x (1.10 to 1.14), clear." })),
+    "trial 7 accepted: 1.12x (1.10 to 1.14), clear.",
   );
-  assert.equal(
-    line(judged(8, { verdict: "timed out", reason: "No answer.", comparison: null })),
-    "trial 8 timed out: No answer.",
-  );
+  assert.equal(line(judged(8, { verdict: "timed out", reason: "No answer." })), "trial 8 timed out: No answer.");
   const profiled = {
     type: "profiled",
     data: {
