@@ -170,9 +170,9 @@ export function createPlots(searchName) {
 
   function pass() {
     timer = null;
-    last = performance.now();
     const colours = theme();
     for (const card of cards) card.update(view, colours, library);
+    last = performance.now();
   }
 
   function schedule() {
