@@ -28,6 +28,9 @@ from engine.weights import Checkpoint
 MARGINAL_TOP_K = 16
 """Tokens of each marginal that a tree may use; of 64 rows over 7 positions, ranks beyond this are rare."""
 
+TOP_BLOCK = 64
+"""Block of the vocabulary that a top-k looks at by its maximum first. Published vocabularies are multiples of it."""
+
 
 @dataclass(frozen=True)
 class _Layer:
@@ -214,6 +217,20 @@ class DFlashDrafter:
 def top_marginals(logits: Tensor, top_k: int) -> tuple[list[list[float]], list[list[int]]]:
     """Log-probabilities (nats) and tokens of the `top_k` most probable tokens in each row of `logits` [D, V], in
     descending order. Probabilities are over the whole vocabulary, in float32."""
-    wide = logits.float()
-    values, tokens = wide.topk(min(top_k, logits.shape[-1]), dim=-1)
-    return (values - wide.logsumexp(dim=-1, keepdim=True)).tolist(), tokens.tolist()
+    logprobs = logits.float().log_softmax(dim=-1)
+    values, tokens = _top(logprobs, min(top_k, logits.shape[-1]))
+    return values.tolist(), tokens.tolist()
+
+
+def _top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`x.topk(k)` of [D, V]. On a CPU, where that is slow, only the k blocks with the largest maxima are searched: they
+    hold the k largest values."""
+    rows, length = x.shape
+    if x.device.type != "cpu" or length % TOP_BLOCK or length // TOP_BLOCK <= k:
+        values, tokens = x.topk(k, dim=-1)
+        return values, tokens
+    blocks = x.view(rows, -1, TOP_BLOCK)
+    best = blocks.amax(dim=-1).topk(k, dim=-1).indices
+    inside = blocks.gather(1, best[..., None].expand(-1, -1, TOP_BLOCK)).flatten(1)
+    values, at = inside.topk(k, dim=-1)
+    return values, best.gather(1, at // TOP_BLOCK) * TOP_BLOCK + at % TOP_BLOCK

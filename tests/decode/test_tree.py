@@ -139,6 +139,7 @@ def test_ties_go_to_the_lowest_id_after_rounding() -> None:
     logits = torch.tensor([[0.5, 2.0, 2.0 + 2e-3, 1.0], [3.0, -1.0, 3.0, 3.0]])
     assert choose(logits, torch.float32).tolist() == [2, 0]
     assert choose(logits, torch.bfloat16).tolist() == [1, 0]
+    assert choose(logits[0], torch.float32).item() == 2
     wide = torch.full((2, 49152), -3.0)
     wide[0, [40_000, 7]] = 1.5
     wide[1, [49_151, 48_000]] = 1.5

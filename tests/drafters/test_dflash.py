@@ -15,6 +15,7 @@ from engine.drafters import dflash as ours
 from engine.drafters.contract import DraftShape
 from engine.drafters.dflash import DFlashDrafter
 from engine.drafters.reference import open_drafter
+from engine.linear import packed_available
 from engine.model import Model
 from engine.plan import Plan
 from engine.weights import open_checkpoint
@@ -148,6 +149,15 @@ def test_a_tree_is_the_best_of_the_marginals(tmp_path: Path) -> None:
         assert tree.logprobs[node] == pytest.approx(mine + (tree.logprobs[parent] if parent >= 0 else 0.0), abs=1e-5)
 
 
+@pytest.mark.parametrize(("vocabulary", "top_k"), [(49152, 15), (1280, 19), (1280, 20), (1000, 7), (61, 99)])
+def test_top_marginals(vocabulary: int, top_k: int) -> None:
+    logits = torch.randn(5, vocabulary) * 4
+    logprobs, tokens = ours.top_marginals(logits, top_k)
+    expected = logits.double().log_softmax(-1).topk(min(top_k, vocabulary))
+    assert tokens == expected.indices.tolist()
+    torch.testing.assert_close(torch.tensor(logprobs), expected.values.float(), atol=1e-5, rtol=1e-5)
+
+
 def test_blocks_follow_the_depth_asked_for(tmp_path: Path) -> None:
     save_target(tmp_path / "target")
     save_dflash(tmp_path / "drafter")
@@ -166,7 +176,8 @@ def test_200_blocks_of_the_demo_drafter(demo_target: Path, demo_drafter: Path) -
     from engine.tokenizer import load_tokenizer
 
     text = load_tokenizer(open_checkpoint(str(demo_target))).encode(TEXT.read_text())
-    model = open_target(demo_target, Plan(head_rows="needed"))
+    fast = "packed" if packed_available("cpu", torch.float32) else "library"  # the head is shared, so it cannot differ
+    model = open_target(demo_target, Plan(gemm=fast))
     reference = package.DFlashDraftModel.from_pretrained(demo_drafter, dtype=torch.float32).eval()
     mine = load(demo_drafter, model)
     hidden = model.forward(
