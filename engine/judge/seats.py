@@ -60,6 +60,18 @@ class Reply:
     text: Text
     seconds: float
 
+    @property
+    def tok_s(self) -> float:
+        """Generated tokens per second, prefill included."""
+        return len(self.text.ids) / self.seconds
+
+
+def accept_length(replies: Sequence[Reply]) -> float | None:
+    """Tokens emitted per verify step over all `replies`, bonus token included, as the decoder counts them; None where
+    it does not say."""
+    steps = sum(reply.text.steps for reply in replies)
+    return sum(reply.text.emitted for reply in replies) / steps if steps else None
+
 
 class Seat:
     """A decoder in a child, named `decoder` there. All failures raise ChildFailed; the child is dead afterwards."""

@@ -28,7 +28,7 @@ from engine.judge.hidden import HiddenPrompt, Material, draw, prepare
 from engine.judge.process import ChildFailed
 from engine.judge.reference import STOCK, Reference
 from engine.judge.report import Comparison, Judgement, Pair, Verdict
-from engine.judge.seats import CANDIDATE, Reply, Seat, Seats
+from engine.judge.seats import CANDIDATE, Reply, Seat, Seats, accept_length
 from engine.judge.store import Store
 from engine.levers import usable_cores
 from engine.plan import Plan
@@ -65,7 +65,7 @@ class _Trial:
     @property
     def accept_length(self) -> float | None:
         """Tokens emitted per verify step over all answers, as the candidate counts them: it explains, no more."""
-        return _accept_length([reply for _, reply in self.replies])
+        return accept_length([reply for _, reply in self.replies])
 
 
 class Workbench:
@@ -138,8 +138,8 @@ class Workbench:
             replies.append(reply)
             if name == "autoregressive":
                 self._reference.keep(prompt, reply.text)
-        samples = tuple(_tok_s(reply) for reply in replies)
-        return StockMeasured(name, seat.implementation, statistics.median(samples), samples, _accept_length(replies))
+        samples = tuple(reply.tok_s for reply in replies)
+        return StockMeasured(name, seat.implementation, statistics.median(samples), samples, accept_length(replies))
 
     def profile(self, plan: Plan, round: int, hardware: HardwareProfile) -> Profiled:
         """Stage times and gaps of a plan, measured inside its child. They explain; they decide nothing."""
@@ -174,7 +174,7 @@ class Workbench:
                 self._seats.dismiss(CANDIDATE)
         return dataclasses.replace(
             judgement,
-            prompts=tuple(prompt.id for prompt, _ in work.replies),
+            prompts=tuple(dict.fromkeys(prompt.id for prompt, _ in work.replies)),
             accept_length=work.accept_length,
             seconds=time.perf_counter() - start,
         )
@@ -262,11 +262,14 @@ class Workbench:
         return Judgement("accepted", f"{sentence}; lossless on {found.tokens} tokens.", (), found, comparison)
 
     def _time_alone(self, work: _Trial, candidate: Seat, prompts: Sequence[HiddenPrompt]) -> str:
-        speeds = []
+        """Each prompt twice: the first times are the plan's, and their ratios to the second are this device's A/A."""
+        first, repeats = [], []
         for number, prompt in enumerate(prompts, start=1):
             self._progress(f"timing {number}/{len(prompts)}")
-            speeds.append(_tok_s(self._answer(work, candidate, prompt)))
-        return f"{statistics.median(speeds):.1f} tokens/s alone"
+            first.append(self._answer(work, candidate, prompt))
+            repeats.append(bench.log_ratio(_pair("", first[-1], self._answer(work, candidate, prompt))))
+        self._store.keep_repeats(repeats)
+        return f"{statistics.median(reply.tok_s for reply in first):.1f} tokens/s alone"
 
     def _compare(self, work: _Trial, candidate: Seat, rival: Seat, prompts: Sequence[HiddenPrompt]) -> Comparison:
         """Timed pairs in ABBA order, after a few solo runs of the rival: the same prompts again are its A/A."""
@@ -369,10 +372,6 @@ def _key(plan: Plan) -> str:
     return f"plan:{plan.digest}"
 
 
-def _tok_s(reply: Reply) -> float:
-    return len(reply.text.ids) / reply.seconds
-
-
 def _pair(prompt: str, reference: Reply, candidate: Reply) -> Pair:
     return Pair(
         prompt=prompt,
@@ -381,11 +380,6 @@ def _pair(prompt: str, reference: Reply, candidate: Reply) -> Pair:
         reference_tokens=len(reference.text.ids),
         candidate_tokens=len(candidate.text.ids),
     )
-
-
-def _accept_length(replies: Sequence[Reply]) -> float | None:
-    steps = sum(reply.text.steps for reply in replies)
-    return sum(reply.text.emitted for reply in replies) / steps if steps else None
 
 
 def _verdict(failure: ChildFailed) -> Verdict:
