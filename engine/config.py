@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
@@ -119,6 +120,7 @@ def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
     head_dim = default_head_dim if raw.get("head_dim") is None else _size(raw, "head_dim", where)
     check_heads(heads, kv_heads, head_dim, where)
     max_positions = _size(raw, "max_position_embeddings", where)
+    bos = raw.get("bos_token_id")
     llama_bias = architecture == "llama" and bool(raw.get("attention_bias", False))
     qwen3_bias = architecture == "qwen3" and bool(raw.get("attention_bias", False))
     return ModelConfig(
@@ -130,7 +132,7 @@ def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=_size(raw, "intermediate_size", where),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_positive(raw, "rms_norm_eps", where, 1e-6),
         rope=_rope_from_hf(raw, max_positions, where),
         max_positions=max_positions,
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
@@ -138,8 +140,8 @@ def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
         o_bias=llama_bias or qwen3_bias,
         mlp_bias=architecture == "llama" and bool(raw.get("mlp_bias", False)),
         qk_norm=architecture == "qwen3",
-        bos_token_id=raw.get("bos_token_id"),
-        eos_token_ids=token_ids(raw.get("eos_token_id")),
+        bos_token_id=bos if isinstance(bos, int) else None,
+        eos_token_ids=token_ids(raw.get("eos_token_id"), where),
         name=str(raw.get("_name_or_path") or ""),
     )
 
@@ -152,16 +154,22 @@ def check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
         refuse(where, f"a head of {head_dim} elements is odd and cannot be rotated", "bad-config")
 
 
-def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    """An `eos_token_id` entry, which is a number, a list or null, as a tuple."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+def token_ids(value: Any, where: str) -> tuple[int, ...]:
+    """An `eos_token_id` entry, which is a number, a list or null, as a tuple. Raises UserError for anything else."""
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(item, int) for item in ids):
+        refuse(where, f"eos_token_id is {value!r}, not a token id or a list of them", "bad-config")
+    return tuple(ids)
+
+
+def class_names(raw: Mapping[str, Any], where: str) -> list[str]:
+    """The `architectures` entry of a config.json: names of model classes, none where it is absent."""
+    return _strings(raw, "architectures", where)
 
 
 def _architecture(raw: Mapping[str, Any], where: str) -> Architecture:
     model_type = str(raw.get("model_type") or "")
-    classes = raw.get("architectures") or []
+    classes = class_names(raw, where)
     named = ", ".join([model_type or "no model_type", *classes])
     if any("moe" in part.lower() for part in (model_type, *classes)) or any(raw.get(key) for key in _EXPERT_KEYS):
         refuse(where, f"a mixture of experts ({named}) is not supported; {_SUPPORTED}", "mixture-of-experts")
@@ -173,12 +181,12 @@ def _architecture(raw: Mapping[str, Any], where: str) -> Architecture:
 
 def _refuse_partial_attention(raw: Mapping[str, Any], where: str) -> None:
     """Every layer must see the whole context."""
-    layers = raw.get("num_hidden_layers")
-    layer_types = raw.get("layer_types")
-    if layer_types is None and raw.get("use_sliding_window") and raw.get("sliding_window"):
+    layer_types = _strings(raw, "layer_types", where)
+    if raw.get("layer_types") is None and raw.get("use_sliding_window") and raw.get("sliding_window"):
         first_windowed = raw.get("max_window_layers", 28)  # the default of Qwen2Config and Qwen3Config
-        layer_types = ["sliding_attention"] if isinstance(layers, int) and first_windowed < layers else []
-    other = sorted({str(kind) for kind in layer_types or [] if kind != "full_attention"})
+        if not isinstance(first_windowed, int) or first_windowed < _size(raw, "num_hidden_layers", where):
+            layer_types = ["sliding_attention"]
+    other = sorted(set(layer_types) - {"full_attention"})
     if other == ["sliding_attention"]:
         refuse(where, "sliding-window attention is in use, which is not supported", "sliding-window")
     if other:
@@ -194,34 +202,52 @@ def _size(raw: Mapping[str, Any], key: str, where: str) -> int:
     return value
 
 
+def _positive(entries: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
+    """A positive number; `default` where it is absent or null."""
+    value = default if entries.get(key) is None else entries[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        refuse(where, f"{key} is {value!r} in config.json, not a positive number", "bad-config")
+    return float(value)
+
+
+def _strings(raw: Mapping[str, Any], key: str, where: str) -> list[str]:
+    value = raw.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        refuse(where, f"{key} is {value!r} in config.json, not a list of names", "bad-config")
+    return value
+
+
 def _rope_from_hf(raw: Mapping[str, Any], max_positions: int, where: str) -> RopeConfig:
     """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before)."""
-    scaling: dict[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if isinstance(scaling.get("full_attention"), Mapping):  # one entry per layer type
-        scaling = scaling["full_attention"]
+    entry = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    scaling = entry.get("full_attention", entry) if isinstance(entry, Mapping) else entry  # one entry per layer type
+    if not isinstance(scaling, Mapping):
+        refuse(where, f"the rope parameters are {scaling!r} in config.json, not an object", "bad-config")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    theta = _positive(scaling, "rope_theta", where, _positive(raw, "rope_theta", where, 10_000.0))
     rotated = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     if rotated not in (None, 1, 1.0):
         refuse(where, f"a partial rotary embedding ({rotated} of each head) is not supported", "partial-rope")
-    original = (
-        raw.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings") or max_positions
-    )
-
-    def number(key: str) -> float:
-        value = scaling.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            refuse(where, f"rope type {kind} needs a positive {key}, not {value!r}", "bad-config")
-        return float(value)
-
     if kind == "default":
         return RopeConfig(theta=theta)
+
+    def number(key: str, default: float | None = None) -> float:
+        return _positive(scaling, key, f"{where}: rope type {kind}", default)
+
+    def optional(key: str) -> float | None:
+        return None if scaling.get(key) is None else number(key)
+
+    # where both places state it, transformers takes the outer one
+    outer = raw if raw.get("original_max_position_embeddings") is not None else scaling
+    original = int(_positive(outer, "original_max_position_embeddings", where, max_positions))
     if kind == "llama3":
         return RopeConfig(
             theta=theta,
             kind="llama3",
             factor=number("factor"),
-            original_max_positions=int(original),
+            original_max_positions=original,
             low_freq_factor=number("low_freq_factor"),
             high_freq_factor=number("high_freq_factor"),
         )
@@ -229,13 +255,13 @@ def _rope_from_hf(raw: Mapping[str, Any], max_positions: int, where: str) -> Rop
         return RopeConfig(
             theta=theta,
             kind="yarn",
-            factor=max_positions / original if scaling.get("factor") is None else number("factor"),
-            original_max_positions=int(original),
-            beta_fast=float(scaling.get("beta_fast") or 32.0),
-            beta_slow=float(scaling.get("beta_slow") or 1.0),
-            attention_factor=scaling.get("attention_factor"),
-            mscale=scaling.get("mscale"),
-            mscale_all_dim=scaling.get("mscale_all_dim"),
+            factor=number("factor", max_positions / max(1, original)),
+            original_max_positions=original,
+            beta_fast=number("beta_fast", 32.0),
+            beta_slow=number("beta_slow", 1.0),
+            attention_factor=optional("attention_factor"),
+            mscale=optional("mscale"),
+            mscale_all_dim=optional("mscale_all_dim"),
             truncate=bool(scaling.get("truncate", True)),
         )
     refuse(where, f"rope type {kind!r} is unknown; default, llama3 and yarn are supported", "unknown-rope")

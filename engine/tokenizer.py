@@ -95,7 +95,7 @@ def _from_folder(checkpoint: Checkpoint) -> Tokenizer:
     special = {name: text for name in SPECIAL_NAMES if (text := _token_text(settings.get(name)))}
     eos_ids = checkpoint.config.eos_token_ids
     if not eos_ids and "eos_token" in special:
-        eos_ids = token_ids(backend.token_to_id(special["eos_token"]))
+        eos_ids = token_ids(backend.token_to_id(special["eos_token"]), str(folder))
     source = _template_source(folder, settings)
     template = ChatTemplate(source, special, str(folder)) if source else None
     return Tokenizer(backend, eos_ids=eos_ids, template=template)
@@ -112,8 +112,7 @@ def _template_source(folder: Path, settings: dict[str, Any]) -> str:
         return file.read_text(encoding="utf-8")
     inline = settings.get("chat_template") or ""
     if isinstance(inline, list):  # several named templates
-        named = {entry["name"]: entry["template"] for entry in inline}
-        inline = named.get("default", "")
+        inline = next((entry.get("template") for entry in inline if entry.get("name") == "default"), "")
     return str(inline)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.config import CAUSAL_LM_CLASSES, ModelConfig, config_from_hf, refuse, token_ids
+from engine.config import CAUSAL_LM_CLASSES, ModelConfig, class_names, config_from_hf, refuse, token_ids
 from engine.deployment import DEMO_DRAFTER, DEMO_TARGET
 from engine.errors import UserError
 from engine.gguf import GgufFile, config_from_gguf, read_gguf
@@ -202,7 +202,7 @@ class HfCheckpoint(Checkpoint):
         self.draft_config = read_json(path / "config.json")
         config = config_from_hf(self.draft_config, str(path))
         generation = read_json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
-        if eos := token_ids(generation.get("eos_token_id")):
+        if eos := token_ids(generation.get("eos_token_id"), str(path)):
             config = _with_eos(config, eos)
         self.config = config
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -215,7 +215,11 @@ class HfCheckpoint(Checkpoint):
     def _weight_files(self) -> list[Path]:
         index = self.path / INDEX_FILE
         if index.exists():
-            shards = sorted(set(read_json(index).get("weight_map", {}).values()))
+            weight_map = read_json(index).get("weight_map")
+            names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+            if not names or not all(isinstance(name, str) for name in names):
+                refuse(str(index), "this index names no shards", "bad-index")
+            shards = sorted(set(names))
             for shard in shards:
                 if Path(shard).name != shard:
                     refuse(
@@ -251,7 +255,7 @@ class HfCheckpoint(Checkpoint):
         return tensor
 
     def check(self) -> None:
-        classes = self.draft_config.get("architectures") or []
+        classes = class_names(self.draft_config, str(self.path))
         wanted = CAUSAL_LM_CLASSES[self.config.architecture]
         if classes and wanted not in classes:
             refuse(str(self.path), f"it holds a {', '.join(classes)}, not a {wanted}", "unknown-architecture")

@@ -64,7 +64,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("activation", {"hidden_act": "gelu"}, "activation 'gelu'"),
     ("rope", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope type 'longrope' is unknown"),
     ("old-rope", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is unknown"),
-    ("rope-factor", {"rope_parameters": {**LLAMA3, "factor": None}}, "rope type llama3 needs a positive factor"),
+    ("rope-factor", {"rope_parameters": {**LLAMA3, "factor": None}}, "rope type llama3: factor is None"),
     ("partial-rope", {"partial_rotary_factor": 0.5}, "partial rotary embedding (0.5"),
     ("size", {"hidden_size": "absent"}, "config.json has no hidden_size"),
     ("size-type", {"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5"),
@@ -146,6 +146,12 @@ def test_index_that_leaves_the_folder(tmp_path: Path) -> None:
     raw["weight_map"] = dict.fromkeys(raw["weight_map"], "../model/other.safetensors")
     index.write_text(json.dumps(raw))
     assert "shard ../model/other.safetensors, which the index names, lies outside" in refusal(folder).sentence
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, "x", {"a": 1}])
+def test_index_without_a_map_of_shards(weight_map: Any, folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert "names no shards" in refusal(folder).sentence
 
 
 def test_paths_that_are_no_checkpoint(tmp_path: Path, folder: Path) -> None:
@@ -264,3 +270,22 @@ def test_end_of_text_tokens_come_from_the_generation_config(folder: Path) -> Non
     assert open_checkpoint(str(folder)).config.eos_token_ids == (7, 9)
     (folder / "generation_config.json").unlink()
     assert open_checkpoint(str(folder)).config.eos_token_ids == (2,)
+
+
+def test_any_config_entry_of_a_wrong_type_is_read_or_refused(tmp_path: Path) -> None:
+    """Whatever an entry holds, what comes out is a checkpoint or a UserError, never another exception."""
+    folder = save(tmp_path, "llama-yarn")[0]
+    original = json.loads((folder / "config.json").read_text())
+    junk = ["x", -1, 0, 1.5, True, None, [], {}, ["x"], {"x": 1}, 10**30]
+    keys = [*original, "rope_scaling", "quantization_config", "layer_types", "use_sliding_window", "num_experts"]
+    cases = [{key: value} for key in keys for value in junk]
+    rope = original["rope_parameters"]
+    cases += [{"rope_parameters": {**rope, key: value}} for key in [*rope, "mscale", "beta_fast"] for value in junk]
+    for changes in cases:
+        (folder / "config.json").write_text(json.dumps({**original, **changes}))
+        try:
+            open_checkpoint(str(folder)).check()
+        except UserError:
+            pass
+        except Exception as error:
+            raise AssertionError(f"{changes}: {error!r}") from error
