@@ -38,7 +38,7 @@ def build_drafter(deployment: Deployment, plan: Plan, model: Model) -> Drafter |
 def _neural(deployment: Deployment, plan: Plan, model: Model) -> Drafter:
     reference = open_drafter(deployment.drafter)
     regime = deployment.regime
-    capacity = regime.max_prompt_tokens + regime.max_new_tokens + plan.draft_tokens + 1
+    tokens = regime.max_prompt_tokens + regime.max_new_tokens
     if reference.checkpoint is None:
         raise UserError(
             f"The plan's source is {plan.source}, but the deployment has no neural drafter: choose a drafter, or "
@@ -47,6 +47,7 @@ def _neural(deployment: Deployment, plan: Plan, model: Model) -> Drafter:
             field="plan",
         )
     if isinstance(reference.config, DraftConfig):
+        capacity = tokens + reference.config.block_size
         return DFlashDrafter(reference.checkpoint, reference.config, model, plan, capacity=capacity)
     draft = Model(
         reference.checkpoint,
@@ -54,4 +55,4 @@ def _neural(deployment: Deployment, plan: Plan, model: Model) -> Drafter:
         dtype=model.dtype,
         plan=dataclasses.replace(plan, gemm=plan.draft_gemm),
     )
-    return DraftModelDrafter(draft, model.config.vocab_size, capacity=capacity)
+    return DraftModelDrafter(draft, model.config.vocab_size, capacity=tokens + plan.draft_tokens)
