@@ -31,7 +31,7 @@ class Effort:
     floor_texts: int = 3
     floor_widths: tuple[int, ...] = (2, 8)
     standing_pairs: int = 2
-    final_pairs: int = 5
+    final_pairs: int = 6
     profile_prompts: int = 3
     children: int = 3
     timeouts: Timeouts = field(default_factory=Timeouts)

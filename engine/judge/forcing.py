@@ -19,9 +19,10 @@ from engine.judge.report import Divergence, Forcing
 
 ALPHA = 1e-4
 """Chance that an honest candidate shows more near-ties than the limit."""
-SAFETY = 4.0
+SAFETY: dict[Dtype, float] = {"fp32": 4.0, "bf16": 2.0}
 """A near-tie may be this many times wider than the largest noise seen: stock was looked at on few tokens only, and
-another honest implementation orders its sums in yet another way."""
+another honest implementation orders its sums in yet another way. In fp32 the noise is so small that a generous
+factor costs nothing; in bf16 it would hide real losses."""
 UNIT_ROUNDOFF: dict[Dtype, float] = {"fp32": 2.0**-24, "bf16": 2.0**-9}
 ENDED = -1
 """In place of a token id: the text ended here."""
@@ -53,7 +54,7 @@ def measure_floor(samples: Sequence[Sample], dtype: Dtype) -> Floor:
 
     Two sources: stock's decoded tokens against its choices when the same text is scored in one pass (decoding runs
     one row over the cache, scoring many rows), and the gap between best and runner-up in one pass against the same
-    gap at another width. The margin is SAFETY times the largest difference seen, at least the rounding of one
+    gap at another width. The margin is SAFETY[dtype] times the largest difference seen, at least the rounding of one
     logit of that size; in fp32 that is near zero.
     """
     noise, flips, positions = 0.0, 0, 0
@@ -73,11 +74,11 @@ def measure_floor(samples: Sequence[Sample], dtype: Dtype) -> Floor:
             flips += sum(a != b for a, b in zip(scores.choice, other.choice, strict=True))
             noise = max(noise, *gap_differences(scores, other), 0.0)
     widths = sorted({width for sample in samples for width, _ in sample.at_width})
-    margin = max(SAFETY * noise, 2 * UNIT_ROUNDOFF[dtype] * largest)
+    margin = max(SAFETY[dtype] * noise, 2 * UNIT_ROUNDOFF[dtype] * largest)
     at = f" and at widths {', '.join(map(str, widths))}" if widths else ""
     method = (
         f"stock's own text scored in one pass{at}: largest difference {noise:.2g} and {flips} changed choices in "
-        f"{positions} positions; margin {SAFETY:g} times that"
+        f"{positions} positions; margin {SAFETY[dtype]:g} times that"
     )
     return Floor(margin, flips, positions, method)
 

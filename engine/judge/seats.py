@@ -92,6 +92,11 @@ class Seat:
         return self.child.alive
 
     @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return self._decoder or self.child.role
+
+    @property
     def trusted(self) -> bool:
         return self.child.role != CANDIDATE
 

@@ -112,8 +112,8 @@ def score_columns(logits: torch.Tensor, text: Sequence[int]) -> dict[str, Any]:
     rest = logits.scatter(1, choice[:, None], float("-inf"))
     second = rest.argmax(-1)
     runner_up = rest.gather(1, second[:, None])[:, 0]
-    own = logits[torch.arange(len(text)), torch.tensor(list(text), dtype=torch.long, device=logits.device)]
     n = len(text)
+    own = logits[:n].gather(1, torch.tensor(list(text), dtype=torch.long, device=logits.device)[:, None])[:, 0]
     return {
         "choice": choice[:n].tolist(),
         "choice_logit": best[:n].float().tolist(),

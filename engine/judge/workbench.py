@@ -194,7 +194,7 @@ class Workbench:
 
         def side(seat: Seat) -> Callable[[tuple[int, HiddenPrompt]], Reply]:
             def ask(numbered: tuple[int, HiddenPrompt]) -> Reply:
-                self._progress(f"timing against stock {numbered[0]}/{count}")
+                self._progress(f"timing side by side {numbered[0]}/{count}: {seat.name}")
                 return seat.generate(numbered[1].ids, self._max_new_tokens)
 
             return ask

@@ -145,7 +145,7 @@ def test_floor_is_the_largest_difference_that_stock_shows_to_itself() -> None:
     one = floor_scores([1.0, 0.5, 2.0, 0.001], [1, 2, 3, 4], [5, 6, 7, 8])
     wide = floor_scores([1.001, 0.5, 2.5, 0.002], [1, 2, 3, 8], [5, 6, 9, 4])  # row 2 leads with other tokens
     floor = measure_floor([Sample((1, 2, 3, 4), one, ((8, wide),))], "fp32")
-    assert floor.margin == pytest.approx(forcing.SAFETY * 0.003)  # the swapped pair: 0.001 + 0.002
+    assert floor.margin == pytest.approx(forcing.SAFETY["fp32"] * 0.003)  # the swapped pair: 0.001 + 0.002
     assert (floor.flips, floor.positions) == (1, 8)
     assert "width" in floor.method
 
@@ -154,7 +154,7 @@ def test_a_flip_of_stocks_own_text_widens_the_floor() -> None:
     one = floor_scores([1.0, 1.0], [1, 2], [5, 6], own=[20.0, 19.98])
     floor = measure_floor([Sample((1, 6), one)], "fp32")
     assert floor.flips == 1
-    assert floor.margin == pytest.approx(forcing.SAFETY * 0.02)
+    assert floor.margin == pytest.approx(forcing.SAFETY["fp32"] * 0.02)
 
 
 def test_floor_never_falls_under_the_rounding_of_a_logit() -> None:
