@@ -22,7 +22,7 @@ class Regime:
 
     batch: int = 1
     max_prompt_tokens: int = 512
-    max_new_tokens: int = 48
+    max_new_tokens: int = 32
     temperature: float = 0.0
     prompts: str = SHIPPED_PROMPTS  # "shipped", or the path of a JSONL file with `prompt` or `turns`
 

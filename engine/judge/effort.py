@@ -28,7 +28,7 @@ class Effort:
     repeats: int = 2
     solo: int = 3
     stock_prompts: int = 3
-    floor_texts: int = 3
+    floor_texts: int = 2
     floor_widths: tuple[int, ...] = (2, 8)
     standing_pairs: int = 2
     final_pairs: int = 6

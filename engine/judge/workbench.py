@@ -180,13 +180,16 @@ class Workbench:
         )
 
     def standing(self, plan: Plan, trial: int, over_incumbent: float, final: bool) -> IncumbentChanged:
-        """A new incumbent side by side with both stock baselines and with our own autoregressive decoding."""
-        own = autoregressive(plan) if plan.source != "none" else None
+        """A new incumbent side by side with stock autoregressive decoding; the closing one (`final`), on more prompts,
+        also with stock speculative decoding and with our own autoregressive decoding."""
+        own = autoregressive(plan) if final and plan.source != "none" else None
         count = self.effort.final_pairs if final else self.effort.standing_pairs
         warm, *prompts = draw(self.material.prompts, self.seed, trial, count + 1, "closing" if final else "standing")
         self._progress("starting stock")
         needed = {STOCK, _key(plan), *([_key(own)] if own else [])}
-        seats = [self._incumbent(plan, needed), self._reference.seat(), self._speculative()]
+        seats = [self._incumbent(plan, needed), self._reference.seat()]
+        if final:
+            seats.append(self._speculative())
         if own:
             seats.append(self._seats.get(_key(own)) or self._start(_key(own), OWN, own, needed))
         for seat in seats:
@@ -216,7 +219,7 @@ class Workbench:
             plan=plan,
             over_incumbent=over_incumbent,
             over_autoregressive=over[0],
-            over_speculative=over[1],
+            over_speculative=over[1] if final else None,
             over_own_autoregressive=over[2] if own else None,
             final=final,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from engine.search.events import StopReason
 from engine.search.state import Incumbent, State
 
-FINAL_COST = 2.5
-"""The closing measurement against an ordinary standing: it runs more pairs."""
+FINAL_COST = 4.0
+"""The closing measurement against an ordinary standing: more prompts, each on four sides instead of two."""
 
 
 def best(state: State) -> Incumbent:

@@ -129,6 +129,24 @@ def test_scores_at_any_width_are_those_of_separate_passes(plain: Any, reference:
             )
 
 
+def test_the_demo_targets_gguf_is_transformers_own_model(demo_target: Path) -> None:
+    """Our quick reading of a GGUF file against transformers' own: same parameters and logits, bit for bit."""
+    from transformers import AutoModelForCausalLM
+
+    quick = stock.from_gguf(demo_target, torch.float32).eval()
+    slow = AutoModelForCausalLM.from_pretrained(
+        str(demo_target.parent), gguf_file=demo_target.name, dtype=torch.float32
+    ).eval()
+    ours, theirs = quick.state_dict(), slow.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert type(quick) is type(slow)
+    assert quick.config._attn_implementation == slow.config._attn_implementation
+    ids = torch.randint(0, quick.config.vocab_size, (1, 37))
+    with torch.inference_mode():
+        assert torch.equal(quick(ids).logits, slow(ids).logits)
+
+
 def test_lowest_id_wins_among_equal_logits() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [4.0, 0.0, 4.0, 4.0], [0.5, 0.25, 0.5, 0.125]])
     columns = stock.score_columns(logits, [2, 3])

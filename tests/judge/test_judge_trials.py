@@ -181,7 +181,10 @@ def test_standing_compares_with_both_baselines_and_our_own(make_bench: MakeBench
     assert plain.low > 1.5
     assert speculative.ratio > plain.ratio  # its baseline is slower
     assert {pair.prompt for pair in plain.pairs} == {pair.prompt for pair in own.pairs}
-    assert bench.standing(autoregressive(CANDIDATE), 5, 1.0, final=False).over_own_autoregressive is None
+    passing = bench.standing(CANDIDATE, 5, 1.0, final=False)
+    assert passing.over_autoregressive is not None
+    assert passing.over_speculative is passing.over_own_autoregressive is None
+    assert bench.standing(autoregressive(CANDIDATE), 6, 1.0, final=True).over_own_autoregressive is None
 
 
 def test_an_incumbent_that_is_lossy_in_the_closing_measurement_is_never_published(make_bench: MakeBench) -> None:
