@@ -162,8 +162,7 @@ def _compile_values(context: LeverContext) -> tuple[Value, ...]:
 def _threads_values(context: LeverContext) -> tuple[Value, ...]:
     if context.device_kind != "cpu":
         return (0,)
-    powers = {1 << bit for bit in range(context.cores.bit_length()) if 1 << bit <= context.cores}
-    return (0, *sorted(powers | {context.cores}))
+    return (0, *(1 << bit for bit in range(context.cores.bit_length()) if 1 << bit < context.cores))  # 0 is all
 
 
 _VERIFY = ("verify.qkv", "verify.attention", "verify.o", "verify.mlp", "verify.lm_head")

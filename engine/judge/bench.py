@@ -7,10 +7,11 @@ as a gain where the interval's lower end clears max(1 %, 2 sigma), sigma being t
 reference is compared with itself.
 
 When to stop (`finished`): from `early` pairs on, a comparison ends when the interval's upper end lies under 1; it
-then ends in "slower", so that look cannot make a false gain more likely. After `pairs` pairs it ends, unless the
-median clears the threshold and the interval's lower end does not: then it goes on to `most` pairs and is decided
-there. Gains are thus looked for twice at most; the share of equal candidates that pass is simulated in the tests
-for exactly this rule.
+then ends in "slower", so that look cannot make a false gain more likely. It also ends when the interval's lower end
+clears a gain of OBVIOUS_GAIN: no noise that a machine was seen to have makes an equal candidate half as fast again in
+every pair. After `pairs` pairs it ends, unless the median clears the threshold and the interval's lower end does not:
+then it goes on to `most` pairs and is decided there. The share of equal candidates that pass is simulated in the
+tests for exactly this rule.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from engine.judge.report import Comparison, Pair
 RESAMPLES = 2000
 LEVEL = 0.95
 LEAST_GAIN = 0.01
+OBVIOUS_GAIN = 0.5
 MEDIAN_SPREAD = math.sqrt(math.pi / 2)
 """Standard deviation of a median of n normal values, times sqrt(n) / sigma, for large n."""
 MAD_TO_SIGMA = 1.4826
@@ -104,7 +106,8 @@ def median_sigma(sigma: NDArray[np.float64], pairs: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class PairRule:
-    """Numbers of pairs: the first look for a clear loss, the usual end, and the end of an undecided comparison."""
+    """Numbers of pairs: the first look for a clear loss or an obvious gain, the usual end, and the end of an undecided
+    comparison."""
 
     early: int = 3
     pairs: int = 6
@@ -114,6 +117,14 @@ class PairRule:
 def clearly_slower(ratios: NDArray[np.float64], seed: int, resamples: int = RESAMPLES) -> NDArray[np.bool_]:
     """The whole interval lies under 1. [..., n] -> [...]"""
     return np.asarray(interval(ratios, seed, resamples)[1] < 1.0)
+
+
+def clearly_faster(
+    ratios: NDArray[np.float64], sigma: NDArray[np.float64], seed: int, resamples: int = RESAMPLES
+) -> NDArray[np.bool_]:
+    """The whole interval clears OBVIOUS_GAIN and the threshold. [..., n], [...] -> [...]"""
+    needed = 1.0 + np.maximum(OBVIOUS_GAIN, gain_threshold(sigma, ratios.shape[-1]))
+    return np.asarray(interval(ratios, seed, resamples)[0] > needed)
 
 
 def clears(
@@ -129,7 +140,9 @@ def finished(ratios: Sequence[float], repeats: Sequence[float], rule: PairRule, 
     """Whether a comparison with these ratios so far is at its end."""
     values = np.asarray(ratios)
     if len(ratios) < rule.pairs:
-        return len(ratios) >= rule.early and bool(clearly_slower(values, seed))
+        if len(ratios) < rule.early:
+            return False
+        return bool(clearly_slower(values, seed)) or bool(clearly_faster(values, _sigma(repeats), seed))
     if len(ratios) == rule.pairs:
         low_clears, median_clears = clears(values, _sigma(repeats), seed)
         return bool(low_clears or not median_clears)

@@ -26,13 +26,13 @@ class Effort:
     forcing_prompts: int = 2
     rule: PairRule = field(default_factory=PairRule)
     repeats: int = 2
-    solo: int = 3
-    stock_prompts: int = 3
+    solo: int = 2
+    stock_prompts: int = 2
     floor_texts: int = 2
     floor_widths: tuple[int, ...] = (2, 8)
     standing_pairs: int = 2
     final_pairs: int = 6
-    profile_prompts: int = 3
+    profile_prompts: int = 2
     children: int = 3
     timeouts: Timeouts = field(default_factory=Timeouts)
 

@@ -25,7 +25,7 @@ class Budget:
 
     __pydantic_config__ = STRICT
 
-    seconds: float = 540.0
+    seconds: float = 560.0
     trials: int = 14
     candidates_per_round: int = 3
     min_rounds: int = 3

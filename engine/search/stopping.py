@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
+
 from engine.search.events import StopReason
 from engine.search.state import Incumbent, State
 
 FINAL_COST = 4.0
 """The closing measurement against an ordinary standing: more prompts, each on four sides instead of two."""
+
+LATEST = 3
+"""Trials that the cost of the next one is estimated from."""
 
 
 def best(state: State) -> Incumbent:
@@ -23,16 +28,18 @@ def affordable(state: State, *, trials: int) -> bool:
 
 
 def _trial_seconds(state: State) -> float:
-    """Mean of the trials that ran to their end; 0 before the first."""
-    took = [t.judgement.seconds for t in state.trials.values() if t.judgement and t.judgement.comparison]
+    """Median of the latest trials that ran to their end, since a trial gets shorter as the incumbent gets faster;
+    0 before the first."""
+    timed = [t for t in state.trials.values() if t.judgement and t.judgement.comparison]
+    took = [t.judgement.seconds for t in sorted(timed, key=lambda t: t.number)[-LATEST:] if t.judgement]
     baseline = state.trials[0].judgement if 0 in state.trials else None
     if not took and baseline is not None:
         took = [baseline.seconds]
-    return sum(took) / len(took) if took else 0.0
+    return statistics.median(took) if took else 0.0
 
 
 def _standing_seconds(state: State) -> float:
-    return max((incumbent.seconds for incumbent in state.incumbents), default=0.0)
+    return state.incumbent.seconds if state.incumbent else 0.0
 
 
 def gaps_closed(state: State) -> bool:

@@ -204,7 +204,7 @@ _BOUND = {"memory": "the memory's bandwidth", "compute": "the arithmetic rate", 
 def gap_sentence(gap: StageGap) -> str:
     """The gap in words."""
     if gap.stage == ALGORITHM:
-        return f"A better draft tree could save {gap.gap_ms:.2f} of {gap.measured_ms:.2f} ms per token."
+        return f"A better draft shape could save {gap.gap_ms:.2f} of {gap.measured_ms:.2f} ms per token."
     limit = _BOUND.get(gap.bound, "this device")
     return (
         f"{label(gap.stage)} takes {gap.measured_ms:.2f} ms per token where {limit} allows "

@@ -79,8 +79,11 @@ QUIET = [0.001, -0.001]
         ([0.5, 0.6], False),  # too few to say
         ([0.5, 0.6, 0.7], True),  # clearly slower
         ([0.5, 0.6, 1.1], False),
-        ([2.0, 2.1, 2.2, 2.3, 2.4], False),  # a gain is never accepted before `pairs`
-        ([2.0, 2.1, 2.2, 2.3, 2.4, 2.5], True),  # a clear gain
+        ([2.0, 2.1], False),
+        ([2.0, 2.1, 2.2], True),  # an obvious gain
+        ([1.4, 2.1, 2.2], False),
+        ([1.2, 1.21, 1.22, 1.23, 1.24], False),  # any other gain is never accepted before `pairs`
+        ([1.2, 1.21, 1.22, 1.23, 1.24, 1.25], True),  # a clear gain
         ([0.9, 0.95, 1.0, 1.0, 1.05, 1.1], True),  # no gain in the median
         ([0.6, 0.7, 1.3, 1.4, 1.5, 1.6], False),  # undecided: goes on
         ([0.6, 0.7, 1.3, 1.4, 1.5, 1.6, 2.0, 2.0, 2.0, 2.0, 2.0], False),  # to the end, without another look
@@ -160,12 +163,13 @@ def simulate(machine, gain: float, seed: int) -> Array:  # type: ignore[no-untyp
     reference = np.where(forwards, runs[..., 0], runs[..., 1])
     candidate = np.where(forwards, runs[..., 1], runs[..., 0])
     ratios = gain * np.exp(spread_over_prompts) * reference / candidate
-    going = np.ones(COMPARISONS, dtype=bool)
-    for pairs in range(RULE.early, RULE.pairs):
-        going &= ~bench.clearly_slower(ratios[:, :pairs], seed, RESAMPLES)
+    going, obvious = np.ones(COMPARISONS, dtype=bool), np.zeros(COMPARISONS, dtype=bool)
     sigma = bench.pair_sigma(repeats)
+    for pairs in range(RULE.early, RULE.pairs):
+        obvious |= going & bench.clearly_faster(ratios[:, :pairs], sigma, seed, RESAMPLES)
+        going &= ~obvious & ~bench.clearly_slower(ratios[:, :pairs], seed, RESAMPLES)
     low_clears, median_clears = bench.clears(ratios[:, : RULE.pairs], sigma, seed, RESAMPLES)
-    accepted = going & low_clears
+    accepted = obvious | (going & low_clears)
     undecided = going & ~low_clears & median_clears
     accepted[undecided] = bench.clears(ratios[undecided], sigma[undecided], seed, RESAMPLES)[0]
     return np.asarray(accepted, dtype=np.float64)
