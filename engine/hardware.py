@@ -247,8 +247,10 @@ def host_memory() -> tuple[int, int]:
         free = int(found.group(1)) * 1024
     limit, used = _text("/sys/fs/cgroup/memory.max").strip(), _text("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit() and int(limit) < total:
+        # Page cache counts as used there, but the kernel gives it back on demand.
+        cached = re.search(r"^inactive_file (\d+)$", _text("/sys/fs/cgroup/memory.stat"), re.MULTILINE)
         total = int(limit)
-        free = min(free, max(0, total - int(used)))
+        free = min(free, max(0, total - int(used) + (int(cached.group(1)) if cached else 0)))
     return total, free
 
 

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "generate": "decode one prompt with a bundle or a plan; prints text, tokens/s and accept length",
     "verify": "measure and token-force a bundle again on this machine; says whether its claim holds here",
     "probe": "measure this device: read bandwidth and matrix rate",
+    "bench": "time our autoregressive decoding against transformers, side by side, with the byte floor",
     "levers": "list the levers of a plan, with their legal values for a deployment",
     "plan": "print a plan as JSON: a bundle's, or the initial one with changed levers",
 }

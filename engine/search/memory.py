@@ -102,6 +102,13 @@ class Memory:
             for item in self.tried
         )
 
+    def takes_back(self, changes: Mapping[str, Any]) -> bool:
+        """Whether a lever goes back to the value that an accepted change moved it away from."""
+        return any(
+            item.verdict == "accepted" and any(_same(item.was.get(name), value) for name, value in changes.items())
+            for item in self.tried
+        )
+
     def effect(self, family: str, plan_digest: str) -> float:
         """Log of the speed that the family's levers have brought to an incumbent since the initial plan,
         0.0 where nothing is known. Log-speeds are taken to add up over families; merges share theirs out in

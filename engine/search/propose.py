@@ -6,7 +6,9 @@ For each agent but the last of a round, a bandit picks a lever family and the fa
   its score is that share, drawn from a Beta posterior, times the gap that the family's levers touch, measured
   on the incumbent. Evidence from earlier incumbents counts half for each change of incumbent, because an
   adopted win is harvested and a failure may have been due to what has since been mended (discounted Thompson
-  sampling; Raj and Kalyani 2017). Agents of one round spread over families.
+  sampling; Raj and Kalyani 2017). Agents of one round spread over families; the first one attacks the largest gap,
+  so it takes a family with a lever that touches it wherever such a move is left.
+- A lever is not taken back to a value that an accepted change moved it away from.
 - A categorical value, or an ordinal lever, that the search has never tried is an arm of its own with the prior:
   that `transposed` failed says little about `packed`. Levers that mean the same thing for different parts
   (`gemm` and `draft_gemm`) move together there.
@@ -27,6 +29,7 @@ from typing import Any
 
 from engine.errors import UserError
 from engine.levers import FAMILIES, LEVERS, Lever, LeverContext, change, legal_values
+from engine.levers import lever as lever_of
 from engine.plan import Plan
 from engine.search.events import Body, CandidateProposed, Profiled, ProposalsMade
 from engine.search.memory import Memory, families_of
@@ -94,6 +97,7 @@ class _Proposer:
     def __init__(self, state: State, context: LeverContext, slot: int) -> None:
         self.state = state
         self.context = context
+        self.leads = slot == 0
         self.round = _round_number(state)
         self.incumbent = best(state)
         self.plan = self.incumbent.plan
@@ -164,7 +168,11 @@ class _Proposer:
                 scores[family, True] = max(draws) * SPREAD**taken
                 if not self.memory.family(family):
                     del scores[family, False]
-        return sorted(scores, key=lambda arm: -scores[arm])
+        at_largest = self._families_at(max(self.gaps, key=self.gaps.__getitem__, default=""))
+        return sorted(scores, key=lambda arm: (self.leads and arm[0] not in at_largest, -scores[arm]))
+
+    def _families_at(self, stage: str) -> set[str]:
+        return {lever.family for lever in LEVERS if stage in lever.stages}
 
     # Which values -------------------------------------------------------------------------------------------
 
@@ -263,7 +271,11 @@ class _Proposer:
     def _wise(self, changes: Mapping[str, Any]) -> _Move | None:
         """The move, unless memory advises against it."""
         move = self._move(changes)
-        return None if move and self.memory.advises_against(move.plan.changes_from(self.plan)) else move
+        if move is None:
+            return None
+        moved = move.plan.changes_from(self.plan)
+        felt = {name: value for name, value in moved.items() if lever_of(name).effective(move.plan)}
+        return None if self.memory.advises_against(moved) or self.memory.takes_back(felt) else move
 
     def _move(self, changes: Mapping[str, Any]) -> _Move | None:
         """The plan that results, or None where it is illegal, no change at all, or not new."""

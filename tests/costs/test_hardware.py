@@ -193,3 +193,17 @@ def test_this_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 < reading.matmul_gflop_s < 1e6
     assert reading.read_gb_s in {value for name, kept in reading.samples.items() if "read" in name for value in kept}
     assert all(len(kept) == 2 * SAMPLES_PER_BATCH for kept in reading.samples.values())
+
+
+def test_a_containers_page_cache_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 99999999 kB\nMemAvailable: 9000000 kB\n",
+        "/sys/fs/cgroup/memory.max": "8000000000\n",
+        "/sys/fs/cgroup/memory.current": "7000000000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 1500000000\nfile 5500000000\ninactive_file 5000000000\n",
+    }
+    monkeypatch.setattr(hardware, "_text", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(hardware.os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 25_000_000)
+    assert hardware.host_memory() == (8_000_000_000, 6_000_000_000)
+    del files["/sys/fs/cgroup/memory.stat"]
+    assert hardware.host_memory() == (8_000_000_000, 1_000_000_000)

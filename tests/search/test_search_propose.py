@@ -260,6 +260,17 @@ def test_memory_advises_against_what_did_not_pay() -> None:
     assert not advises({"threads": 1})
 
 
+def test_memory_knows_what_takes_back_a_win() -> None:
+    script = Script()
+    script.judged({"gemm": "packed", "draft_gemm": "packed"}, "accepted", 2.3)
+    script.judged({"compile": True}, "slower", 0.9)
+    takes_back = Memory.of(script.state).takes_back
+    assert takes_back({"gemm": "library", "draft_gemm": "transposed"})
+    assert takes_back({"threads": 1, "draft_gemm": "library"})
+    assert not takes_back({"gemm": "transposed"})
+    assert not takes_back({"compile": False}), "what it undoes had not won"
+
+
 def test_effects_of_families_add_up_over_adoptions_and_share_merges() -> None:
     script = Script()
     a = script.judged({"fuse_qkv": True}, "accepted", 1.5)
