@@ -30,9 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoints(parser)
     add_device(parser)
     add_regime(parser)
-    parser.add_argument(
-        "--count", type=positive, default=6, metavar="N", help="prompts (default: %(default)s)"
-    )
+    parser.add_argument("--count", type=positive, default=6, metavar="N", help="prompts (default: %(default)s)")
     parser.add_argument(
         "--plans", nargs="+", choices=PLANS, default=PLANS, help="which of our plans (default: all that run here)"
     )
