@@ -14,7 +14,7 @@ class Effort:
 
     forcing_prompts  prompts forced before anything is timed; they warm the candidate up, and stock runs them freely
     rule             timed pairs of candidate and incumbent, one prompt each; each timed text is forced too
-    repeats          prompts that the incumbent answers twice in a trial, for the A/A spread
+    repeats          prompts that the incumbent answers twice in a row in a trial, for the A/A spread
     solo             prompts on which a plan without a rival is timed, twice each
     stock_prompts    prompts on which stock is timed alone
     floor_texts      stock texts that the noise floor is measured on, `floor_widths` rows a pass

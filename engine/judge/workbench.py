@@ -275,18 +275,21 @@ class Workbench:
         return f"{statistics.median(reply.tok_s for reply in first):.1f} tokens/s alone"
 
     def _compare(self, work: _Trial, candidate: Seat, rival: Seat, prompts: Sequence[HiddenPrompt]) -> Comparison:
-        """Timed pairs in ABBA order, after a few solo runs of the rival: the same prompts again are its A/A."""
+        """Timed pairs in ABBA order. On its first prompts the rival answers twice in a row: these are its A/A. They lie
+        as close in time as a pair does, so a drift of the machine widens neither."""
         seed, rule = self._bootstrap_seed(work.number), self.effort.rule
         rival.generate(work.prompts[0].ids, WARMUP_TOKENS)
         count = max(self.effort.repeats, FIRST_REPEATS - len(self._store.repeats))
-        self._progress("timing the incumbent alone")
-        alone = [rival.generate(prompt.ids, self._max_new_tokens) for prompt in prompts[:count]]
-
-        def repeats(rounds: list[list[Reply]]) -> list[float]:
-            return [bench.log_ratio(_pair("", one, both[0])) for one, both in zip(alone, rounds, strict=False)]
+        repeats: list[float] = []
 
         def ask_rival(prompt: HiddenPrompt) -> Reply:
-            return rival.generate(prompt.ids, self._max_new_tokens)
+            first = rival.generate(prompt.ids, self._max_new_tokens)
+            if len(repeats) >= count:
+                return first
+            second = rival.generate(prompt.ids, self._max_new_tokens)
+            repeats.append(bench.log_ratio(_pair("", first, second)))
+            # The answer beside the candidate's turn counts: the rival goes first in rounds 1, 3, ...
+            return second if len(repeats) % 2 == 1 else first
 
         def ask_candidate(prompt: HiddenPrompt) -> Reply:
             return self._answer(work, candidate, prompt)
@@ -294,10 +297,10 @@ class Workbench:
         def stop(rounds: list[list[Reply]]) -> bool:
             self._progress(f"timing {len(rounds)}/{rule.pairs if len(rounds) <= rule.pairs else rule.most}")
             ratios = [bench.ratio(_pair("", one, other)) for one, other in rounds]
-            return bench.finished(ratios, [*self._store.repeats, *repeats(rounds)], rule, seed)
+            return bench.finished(ratios, [*self._store.repeats, *repeats], rule, seed)
 
         rounds = bench.run_rounds(prompts, [ask_rival, ask_candidate], stop)
-        self._store.keep_repeats(repeats(rounds))
+        self._store.keep_repeats(repeats)
         return self._summary(
             "the incumbent", work.number, prompts, [(one, other) for one, other in rounds], work.warmup_s
         )
