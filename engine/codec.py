@@ -41,7 +41,8 @@ def to_json(value: Any) -> Any:
 def from_json(cls: type[T], data: Any, *, what: str = "") -> T:
     """Build `cls` from parsed JSON. Raises UserError that names the first bad field."""
     try:
-        result: T = _adapter(cls).validate_python(data)
+        # Through JSON text: there pydantic's strict mode takes a list for a tuple, but no "60" or true for a number.
+        result: T = _adapter(cls).validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "value"

@@ -5,7 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from engine.errors import UserError
+
+LONGEST_PATH = 1024
+"""Bytes of a path that a person may give."""
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def user_path(text: str, *, field: str) -> Path:
+    """The path that a person gave, with ~ expanded. Raises UserError for a text that can be no path on this system."""
+    shown = repr(text if len(text) <= 60 else f"{text[:60]}...")
+    try:
+        if "\0" in text or len(text.encode()) > LONGEST_PATH:
+            raise ValueError
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError):  # a name too long, a lone surrogate, an unknown ~user
+        raise UserError(f"{shown} is not a path that this system can open.", code="bad-path", field=field) from None
+    return path
 
 
 def data_dir() -> Path:

@@ -9,9 +9,12 @@ from typing import Any
 
 from engine.deployment import SHIPPED_PROMPTS
 from engine.errors import UserError
+from engine.paths import user_path
 
 SHIPPED_FILE = Path(__file__).resolve().parent / "prompts_data" / "shipped.jsonl"
 NO_CATEGORY = "uncategorised"
+MOST_BYTES = 64 * 2**20
+"""Of a prompts file, which is read whole."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,11 @@ def load_prompts(ref: str) -> list[Prompt]:
     `id` (or `question_id`) and `category`; other fields are ignored, blank lines too. Raises UserError that names
     file and line for a line that is broken, and for a file without prompts.
     """
-    path = SHIPPED_FILE if ref == SHIPPED_PROMPTS else Path(ref).expanduser()
+    path = SHIPPED_FILE if ref == SHIPPED_PROMPTS else user_path(ref, field="prompts")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise _refusal(f"The prompts file {path} is a pipe or a device; give a JSONL file.")
+    if path.is_file() and path.stat().st_size > MOST_BYTES:
+        raise _refusal(f"The prompts file {path} has over {MOST_BYTES // 2**20} MiB; give a sample of the traffic.")
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -66,6 +73,10 @@ def _parse(line: bytes, path: Path, number: int) -> Prompt:
     turns = [value] if isinstance(value, str) else value
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise _refusal(f"{where}: `{name}` must be a text or a list of texts, none of them empty.")
+    try:
+        json.dumps([turns, data.get("id"), data.get("category")], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _refusal(f"{where}: holds half a surrogate pair, which is no valid Unicode.") from None
     identity = data.get("id", data.get("question_id", f"line-{number}"))
     return Prompt(
         _label(identity, "id", where), _label(data.get("category", NO_CATEGORY), "category", where), tuple(turns)

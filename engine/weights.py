@@ -18,6 +18,7 @@ from engine.config import CAUSAL_LM_CLASSES, ModelConfig, class_names, config_fr
 from engine.deployment import DEMO_DRAFTER, DEMO_TARGET
 from engine.errors import UserError
 from engine.gguf import GgufFile, config_from_gguf, read_gguf
+from engine.paths import user_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -285,7 +286,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a checkpoint's file. Raises UserError where it is not one."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}).", code="not-a-checkpoint") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: holds no JSON object.", code="not-a-checkpoint")
@@ -306,14 +307,14 @@ def open_checkpoint(ref: str) -> Checkpoint:
         refuse(str(path), "this folder is no checkpoint: it has no config.json", "not-a-checkpoint")
     if not path.exists():
         refuse(ref, "no such file or folder; give a Hugging Face folder or a .gguf file", "not-a-checkpoint")
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" and path.is_file():  # not a pipe or a device, which would be read without end
         return GgufCheckpoint(path)
     refuse(ref, "this is no checkpoint; give a Hugging Face folder or a .gguf file", "not-a-checkpoint")
 
 
 def _resolve(ref: str) -> Path:
     if not ref.startswith("demo:"):
-        return Path(ref).expanduser()
+        return user_path(ref, field="target")
     from engine import demo
 
     if ref == DEMO_TARGET:

@@ -49,6 +49,10 @@ def run(options: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not prompt.strip():
         raise UserError("The prompt is empty; say something with --prompt.", field="prompt")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError("The prompt is not valid Unicode; give it as UTF-8.", field="prompt") from None
 
     from engine.generate import StopRule, build_decoder
     from engine.search.start import starting_plan

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from engine.deployment import DEMO_DRAFTER, DEMO_TARGET, NO_DRAFTER, SHIPPED_PROMPTS, Deployment, Dtype, Regime
 from engine.errors import UserError
+from engine.paths import user_path
 from engine.plan import Plan
 
 _DEFAULTS = Regime()
@@ -110,7 +110,7 @@ def reference(text: str) -> str:
 
 
 def absolute(text: str) -> str:
-    return str(Path(text).expanduser().resolve())
+    return str(user_path(text, field="").resolve())
 
 
 def read_plan(path: str) -> Plan:
@@ -120,10 +120,13 @@ def read_plan(path: str) -> Plan:
 
 def read_json(path: str, what: str) -> Any:
     try:
-        return json.loads(Path(path).read_text())
+        file = user_path(path, field=what)
+        if file.exists() and not file.is_file():
+            raise UserError(f"The {what} file {path} is not a file.", field=what)
+        return json.loads(file.read_text())
     except OSError as error:
         raise UserError(f"The {what} file {path} cannot be read: {error.strerror}.", field=what) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"The {what} file {path} is not JSON: {error}.", field=what) from None
 
 

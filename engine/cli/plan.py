@@ -60,5 +60,5 @@ def _change(text: str) -> tuple[str, Any]:
         return name.strip(), value
     try:
         return name.strip(), json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name.strip(), value

@@ -96,7 +96,7 @@ def _read(path: Path) -> tuple[list[Event], int]:
             break
         try:
             parsed = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if last:
                 break
             raise _damaged(path, number, "is not JSON") from None

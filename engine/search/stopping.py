@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from engine.judge.report import Comparison
 from engine.search.events import StopReason
 from engine.search.state import Incumbent, State
 
@@ -86,11 +87,19 @@ def ending(state: State, reason: StopReason) -> str:
         return f"{start} No plan had been measured yet."
     which = "the initial plan" if incumbent.trial == 0 else f"the plan of trial {incumbent.trial}"
     figures = [
-        f"{c.ratio:.2f}x {name} ({c.low:.2f} to {c.high:.2f})"
+        _figure(name, c)
         for name, c in (
             ("stock autoregressive decoding", incumbent.over_autoregressive),
             ("stock speculative decoding", incumbent.over_speculative),
         )
         if c is not None
     ]
-    return f"{start} The best is {which}" + (f", at {' and '.join(figures)}." if figures else ".")
+    return f"{start} The best is {which}" + (f": {' and '.join(figures)}." if figures else ".")
+
+
+def _figure(name: str, over: Comparison) -> str:
+    """The measured speedup in words; none is claimed where the interval holds 1."""
+    interval = f"{over.low:.2f} to {over.high:.2f}"
+    if over.low <= 1.0 <= over.high:
+        return f"not measurably faster or slower than {name} ({over.ratio:.2f}x, {interval})"
+    return f"{over.ratio:.2f}x {name} ({interval})"

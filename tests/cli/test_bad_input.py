@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -316,3 +317,53 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout.startswith("source")
+
+
+def test_a_pipe_a_device_and_an_impossible_path_are_refused_at_once(
+    search_refused: Refused, tiny_target: Path, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe.gguf"
+    os.mkfifo(pipe)
+    assert "no checkpoint" in search_refused(pipe)
+    assert "pipe or a device" in search_refused(tiny_target, "--prompts", pipe)
+    assert "pipe or a device" in search_refused(tiny_target, "--prompts", "/dev/zero")
+    assert "not a file" in search_refused(tiny_target, "--plan", pipe)
+    assert "not a path" in search_refused("/a" * 3000)
+    assert "not a path" in search_refused("/tmp/" + "a" * 500)
+    assert "not a path" in search_refused(tiny_target, "--prompts", "/tmp/" + "a" * 500)
+    assert "not a path" in search_refused(tiny_target, "--prompts", "/tmp/a\0b")
+
+
+def test_a_prompts_file_of_endless_size_is_not_read(search_refused: Refused, tiny_target: Path, tmp_path: Path) -> None:
+    path = tmp_path / "huge.jsonl"
+    with path.open("wb") as file:
+        file.truncate(65 * 2**20)  # sparse: takes no disk
+    assert "over 64 MiB" in search_refused(tiny_target, "--prompts", path)
+
+
+def test_deep_json_is_refused(search_refused: Refused, refused: Refused, tiny_target: Path, tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 200_000)
+    assert "not JSON" in search_refused(tiny_target, "--plan", deep)
+    target = tmp_path / "deep"
+    target.mkdir()
+    (target / "config.json").write_text("[" * 200_000)
+    assert "cannot be read as JSON" in search_refused(target)
+
+
+def test_half_a_surrogate_is_refused(
+    search_refused: Refused, refused: Refused, tiny_target: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "surrogate.jsonl"
+    path.write_text('{"prompt": "fine"}\n{"prompt": "\\ud800 x"}\n')
+    assert "line 2" in search_refused(tiny_target, "--prompts", path)
+    assert "not valid Unicode" in refused(
+        "generate", "--target", tiny_target, "--platform", "cpu", "--prompt", "\udcff"
+    )
+
+
+def test_numbers_are_not_read_from_text_or_truth(search_refused: Refused, tiny_target: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    for value in ('"3"', "true", "3.0e99"):
+        plan.write_text(f'{{"draft_tokens": {value}}}')
+        assert "draft_tokens" in search_refused(tiny_target, "--plan", plan)

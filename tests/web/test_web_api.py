@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_the_bundle(api: Api) -> None:
         ({"deployment": {"regime": {"batch": "two"}}}, 422, "deployment", "regime.batch"),
         ({"deployment": NGRAM, "budget": {"seconds": 0}}, 422, "seconds", "time budget"),
         ({"deployment": NGRAM, "budget": {"seconds": 1e300}}, 422, "seconds", "time budget"),
-        ({"deployment": NGRAM, "budget": {"trials": 0}}, 422, "trials", "at least one trial"),
+        ({"deployment": NGRAM, "budget": {"trials": 0}}, 422, "trials", "1 to 10000 trials"),
         ({"deployment": NGRAM, "budget": []}, 422, "budget", "must be a JSON object"),
         ({"deployment": NGRAM, "seed": -1}, 422, "seed", "seed"),
         ({"deployment": NGRAM, "seed": "1"}, 422, "seed", "whole number"),
@@ -290,3 +291,44 @@ def test_the_schema_describes_every_operation(api: Api) -> None:
     assert set(body["properties"]["deployment"]["properties"]) == set(to_json(Deployment()))
     assert set(body["properties"]["plan"]["properties"]) == set(Plan().to_json())
     assert "$defs" not in json.dumps(schema)
+
+
+@pytest.mark.usefixtures("no_check")
+@pytest.mark.parametrize(
+    ("budget", "field"),
+    [
+        ({"trials": True}, "budget"),
+        ({"seconds": "60"}, "budget"),
+        ({"trials": 10**24}, ""),
+        ({"trials": 10_001}, "trials"),
+    ],
+)
+def test_budgets_are_numbers_of_a_sane_size(api: Api, budget: dict[str, Any], field: str) -> None:
+    problem = api.post("/api/searches", {"deployment": NGRAM, "budget": budget}, 422)
+    assert not field or problem["field"] == field
+    assert not Search.objects.exists()
+
+
+@pytest.mark.parametrize("path", ["/a" * 3000, "/tmp/" + "a" * 900, "/tmp/a\0b", "/tmp/\ud800x"])
+@pytest.mark.parametrize("where", ["target", "prompts"])
+def test_texts_that_can_be_no_path_are_refused(api: Api, path: str, where: str) -> None:
+    deployment: dict[str, Any] = dict(NGRAM)
+    if where == "target":
+        deployment["target"] = path
+    else:
+        deployment["regime"] = {"prompts": path}
+    api.post("/api/searches", json.dumps({"deployment": deployment}), 422)
+    assert not Search.objects.exists()
+
+
+def test_deep_and_large_bodies_are_problems_too(api: Api) -> None:
+    api.post("/api/searches", "[" * 200_000, 400)
+    api.post("/api/searches", json.dumps({"deployment": {"target": "a" * 11_000_000}}), 413)
+
+
+def test_a_check_that_hangs_is_told_in_a_sentence(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: Any, timeout: float, **options: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr("webapp.searches.services.subprocess.run", hang)
+    assert "took over" in api.post("/api/searches", {"deployment": NGRAM}, 422)["detail"]

@@ -57,7 +57,7 @@ class NewSearch(forms.Form):
         help_text=f'"{SHIPPED_PROMPTS}", or the path of a JSONL file with "prompt" or "turns" in each line.',
     )
     budget_seconds = forms.FloatField(label="Time budget (seconds)", min_value=1, initial=Budget().seconds)
-    budget_trials = forms.IntegerField(label="Trials at most", min_value=1, initial=Budget().trials)
+    budget_trials = forms.IntegerField(label="Trials at most", min_value=1, max_value=10_000, initial=Budget().trials)
     seed = forms.IntegerField(min_value=0, max_value=2**31 - 1, initial=0)
 
     def launch(self, owner: User) -> Search | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, RequestDataTooBig
 from django.http import Http404
 from rest_framework import exceptions
 from rest_framework.response import Response
@@ -36,6 +36,10 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
         set_rollback()
         status = 409 if error.code == "conflict" else 422
         return problem(status, error.sentence, code=error.code, field=error.field)
+    if isinstance(error, RecursionError):
+        return problem(400, "The JSON is nested too deeply.")
+    if isinstance(error, RequestDataTooBig):
+        return problem(413, "The request is too large.")
     if isinstance(error, Http404):
         error = exceptions.NotFound(*error.args)
     elif isinstance(error, PermissionDenied):

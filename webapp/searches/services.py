@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from django.contrib.auth.models import User
@@ -18,7 +17,7 @@ from engine import __version__
 from engine.codec import digest, from_json, to_json
 from engine.deployment import NO_DRAFTER, SHIPPED_PROMPTS, Deployment
 from engine.errors import UserError
-from engine.paths import REPOSITORY
+from engine.paths import REPOSITORY, user_path
 from engine.plan import Plan
 from engine.search.events import Budget, SearchStarted, StatusChanged
 from engine.search.view import title
@@ -30,6 +29,8 @@ from webapp.searches.models import Job, Search
 
 T = TypeVar("T")
 MAX_SECONDS = 30 * 24 * 3600.0
+MAX_TRIALS = 10_000
+CHECK_SECONDS = 120
 MAX_SEED = 2**31 - 1
 
 
@@ -124,15 +125,23 @@ def check(deployment: Deployment, plan: Plan | None) -> Plan:
     which would stay in the web's memory for good. Raises UserError.
     """
     question = json.dumps({"deployment": to_json(deployment), "plan": plan.to_json() if plan else None})
-    done = subprocess.run(
-        [sys.executable, "-m", "webapp.searches.check"],
-        input=question,
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        check=False,
-        timeout=120,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "webapp.searches.check"],
+            input=question,
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+            check=False,
+            timeout=CHECK_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"Reading this deployment's files took over {CHECK_SECONDS} s; are target, drafter and prompts on a disk "
+            "that answers?",
+            code="check-timed-out",
+            field="target",
+        ) from None
     if done.returncode:
         raise RuntimeError(f"checking a deployment failed: {done.stderr.strip()[-2000:]}")
     answer = json.loads(done.stdout)
@@ -170,7 +179,7 @@ def _absolute(deployment: Deployment) -> Deployment:
 def _absolute_path(reference: str) -> str:
     if reference.startswith("demo:"):
         return reference
-    path = Path(reference).expanduser()
+    path = user_path(reference, field="")
     return str(path.absolute()) if path.exists() else reference
 
 
@@ -187,8 +196,8 @@ def _parsed(cls: type[T], data: Any, what: str) -> T:
 def _check_budget(budget: Budget) -> None:
     if not 1 <= budget.seconds <= MAX_SECONDS:
         raise UserError("The time budget must lie between 1 second and 30 days.", field="seconds")
-    if budget.trials < 1:
-        raise UserError("The budget must allow at least one trial.", field="trials")
+    if not 1 <= budget.trials <= MAX_TRIALS:
+        raise UserError(f"The budget must allow 1 to {MAX_TRIALS} trials.", field="trials")
     if budget.candidates_per_round < 1:
         raise UserError("A round needs at least one candidate.", field="candidates_per_round")
     if budget.min_rounds < 1 or budget.plateau_rounds < 1:
