@@ -48,7 +48,7 @@ def from_gguf(path: Path, dtype: torch.dtype) -> Any:
 
     The file is read by `engine.weights` (the same `gguf.dequantize`): transformers' reader also parses the
     vocabulary, token by token, which takes 17 s for the demo target against 2 s. That both give the same parameters
-    and the same logits, bit for bit, is a test.
+    bit for bit is a test.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -145,6 +145,7 @@ def interrupt_at(judge: type, trial: int, times: int) -> None:
 
 
 def test_ctrl_c_cancels_in_good_order(deployment: Deployment, folder: Path, judge: type) -> None:
+    before = signal.getsignal(signal.SIGINT)  # ignored where the tests run in the background
     interrupt_at(judge, 1, times=1)
     state = run(deployment, folder)
     assert state == reopened(folder)
@@ -152,7 +153,7 @@ def test_ctrl_c_cancels_in_good_order(deployment: Deployment, folder: Path, judg
     assert state.finished.reason == "cancelled"
     assert state.trials[1].judgement is None
     assert judge.opened == judge.closed == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_after_a_win_still_writes_a_bundle(deployment: Deployment, folder: Path, judge: type) -> None:
