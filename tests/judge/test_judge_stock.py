@@ -168,12 +168,12 @@ def test_released_speculative_implementations_write_stocks_text(
 ) -> None:
     backend = build(deployment(folders, drafter), None, 1)
     assert name in backend.describe()["implementation"]
-    random.seed(name)  # a tiny random model has near-ties, where a pass of another width may choose otherwise
     prompts = random_prompts(2)
     stop = (by_hand(reference, prompts[0], 12, ())[11],)
     for prompt, text in zip(prompts, texts(backend, prompts, stop), strict=True):
         assert list(text.ids) == by_hand(reference, prompt, LIMIT, stop)
-        assert 0 < text.steps <= text.emitted
+        assert text.steps <= text.emitted
+        assert (text.steps == 0) <= (len(text.ids) == 1)  # a text that ends with the prompt's own pass has no step
 
 
 def test_refusals(plain: Any, folders: dict[str, Path]) -> None:
