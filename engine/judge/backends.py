@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,9 @@ from typing import Any, Protocol
 from engine.codec import to_json
 from engine.deployment import Deployment
 from engine.errors import UserError
+from engine.judge.protocol import sampling_of
 from engine.plan import Plan
+from engine.sampling import Sampling
 
 Build = Callable[[Deployment, Plan | None, int], "Backend"]
 
@@ -30,36 +33,69 @@ BUILT_IN = {
 
 
 class Backend(Protocol):
-    """A decoder behind the judge's protocol. All results are JSON-ready."""
+    """A decoder behind the judge's protocol. All results are JSON-ready.
+
+    `sampling` is given for a sampled question only, so a backend that decodes greedily may leave it out of its
+    signatures; it then answers sampled questions with "does not sample".
+    """
 
     def describe(self) -> dict[str, Any]:
         """At least `implementation`: name and version of what decodes here, in words."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: tuple[int, ...]
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        stop_ids: tuple[int, ...],
+        sampling: Sampling | None = None,
     ) -> list[dict[str, Any]]:
-        """Greedy continuation of each prompt: {"ids", "stop_reason": "eos" | "length"} and, where known, `steps`
-        verify steps that emitted `emitted` of the ids. An id of `stop_ids` ends a text and belongs to it."""
+        """Continuation of each prompt: {"ids", "stop_reason": "eos" | "length"} and, where known, `steps` verify
+        steps that emitted `emitted` of the ids. An id of `stop_ids` ends a text and belongs to it. Greedy without
+        `sampling`, which has a request number for each prompt."""
 
-    def score(self, prompt: Sequence[int], text: Sequence[int], width: int) -> dict[str, Any]:
-        """Stock only: the columns of `protocol.Scores`, computed `width` rows a pass (0: all in one pass)."""
+    def score(
+        self, prompt: Sequence[int], text: Sequence[int], width: int, sampling: Sampling | None = None
+    ) -> dict[str, Any]:
+        """Stock only: the columns of `protocol.Scores`, computed `width` rows a pass (0: all in one pass). With
+        `sampling`, of one request, the logits are those that the choice is made of: logit + temperature * noise."""
 
     def profile(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: tuple[int, ...]
     ) -> dict[str, Any]:
-        """Our engine only: `engine.roofline.StageProfile` as JSON."""
+        """Our engine only: `engine.roofline.StageProfile` as JSON, at the temperature of the deployment."""
 
 
 class NotOffered:
     """Refusals of the questions that only some backends answer."""
 
-    def score(self, prompt: Sequence[int], text: Sequence[int], width: int) -> dict[str, Any]:
+    def score(
+        self, prompt: Sequence[int], text: Sequence[int], width: int, sampling: Sampling | None = None
+    ) -> dict[str, Any]:
         raise NotImplementedError(f"{type(self).__name__} does not score")
 
     def profile(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: tuple[int, ...]
     ) -> dict[str, Any]:
         raise NotImplementedError(f"{type(self).__name__} has no stage profile")
+
+
+def sampling_arguments(backend: Backend, method: str, question: dict[str, Any]) -> tuple[Sampling, ...]:
+    """What `method` ("generate" or "score") gets of a question beyond what a greedy one has. Raises
+    NotImplementedError where the backend takes no sampling: it must not answer greedily instead."""
+    sampling = sampling_of(question)
+    if sampling is None:
+        return ()
+    try:
+        inspect.signature(getattr(backend, method)).bind((), (), (), sampling)
+    except TypeError:
+        raise NotImplementedError(f"{type(backend).__name__} does not sample") from None
+    return (sampling,)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a backend is one of this package's: built in, or a module of it by name."""
+    place = BUILT_IN.get(name, name).rpartition(":")[0]
+    return not place.endswith(".py") and place.split(".")[0] == "engine"
 
 
 def load_backend(name: str, deployment: Deployment, plan: Plan | None, threads: int) -> Backend:
@@ -98,21 +134,33 @@ class EngineBackend(NotOffered):
         from engine.generate import build_decoder
 
         self._decoder = build_decoder(deployment, plan)
+        self._temperature = deployment.regime.temperature
 
     def describe(self) -> dict[str, Any]:
         import torch
 
-        return {"implementation": "SpecPilot engine", "torch": torch.__version__, "threads": torch.get_num_threads()}
+        return {
+            "implementation": "SpecPilot engine",
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "batch": "prompts of one question are decoded one after another",
+            "sampling": "with the question's noise",
+        }
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: tuple[int, ...]
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        stop_ids: tuple[int, ...],
+        sampling: Sampling | None = None,
     ) -> list[dict[str, Any]]:
         from engine.generate import StopRule
 
         stop = StopRule(stop_ids)
         results = []
-        for prompt in prompts:
-            text = self._decoder.generate(prompt, max_new_tokens, stop)
+        for number, prompt in enumerate(prompts):
+            how = None if sampling is None else sampling.one(number)
+            text = self._decoder.generate(prompt, max_new_tokens, stop, sampling=how)
             steps = text.emitted_per_step
             results.append(
                 {"ids": text.ids, "stop_reason": text.stop_reason, "steps": len(steps), "emitted": sum(steps)}
@@ -125,7 +173,13 @@ class EngineBackend(NotOffered):
         from engine.generate import StopRule
         from engine.profile import measure
 
-        profile = measure(self._decoder, [list(prompt) for prompt in prompts], StopRule(stop_ids), max_new_tokens)
+        profile = measure(
+            self._decoder,
+            [list(prompt) for prompt in prompts],
+            StopRule(stop_ids),
+            max_new_tokens,
+            temperature=self._temperature,
+        )
         result: dict[str, Any] = to_json(profile)
         return result
 

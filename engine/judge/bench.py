@@ -1,12 +1,19 @@
-"""Timing statistics and the order of timed questions.
+"""Timing statistics: what a comparison is decided by, when it ends, and what cannot be true.
 
-Reference A and candidate B answer each prompt once, in ABBA order over the prompts (A B, B A, ...), so a drift of
-the machine falls on both alike and nothing that a process remembers of an answer can help it. One observation is
-the ratio of seconds per token of a pair. The result is the median ratio with a seeded bootstrap interval; it counts
-as a gain where the interval's lower end clears max(1 %, 2 sigma), sigma being the spread of that very median when the
-reference is compared with itself.
+Reference A and candidate B answer each prompt once, in ABBA order over the prompts (`rounds.py`), so a drift of the
+machine falls on both alike and nothing that a process remembers of an answer can help it. One observation is the ratio
+of seconds per token of a pair. The result is the median ratio with its 95 % interval; it counts as a gain where the
+interval's lower end clears max(1 %, 2 sigma), sigma being the spread of that very median when the reference is compared
+with itself.
 
-When to stop (`finished`): from `early` pairs on, a comparison ends when the interval's upper end lies under 1; it
+The interval is the exact one of a median (order statistics, sign test): between the k-th smallest and the k-th largest
+ratio, k being the largest for which it covers the true median in 95 % of all cases, whatever the distribution. It takes
+no random numbers. A percentile bootstrap, which it replaces, is too short for so few pairs: of 7 it ends at the second
+smallest ratio, which lies above the true median 6 % of the time. As long as sigma is right this goes unnoticed; but
+sigma comes from a few repeats, and the machine may have become noisier since. Under 6 pairs no interval covers 95 %; it
+is then all the ratios seen, and only clear cases end so early.
+
+When to stop (`ended`): from `early` pairs on, a comparison ends when the interval's upper end lies under 1; it
 then ends in "slower", so that look cannot make a false gain more likely. It also ends when the interval's lower end
 clears a gain of OBVIOUS_GAIN: no noise that a machine was seen to have makes an equal candidate half as fast again in
 every pair. After `pairs` pairs it ends, unless the median clears the threshold and the interval's lower end does not:
@@ -18,19 +25,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.judge.report import Comparison, Pair
+from engine.judge.report import Comparison, Conditions, Pair
 
-RESAMPLES = 2000
 LEVEL = 0.95
 LEAST_GAIN = 0.01
 OBVIOUS_GAIN = 0.5
+SLOWDOWN_LEAST = 0.05
+SLOWDOWN_SIGMAS = 4.0
 MEDIAN_SPREAD = math.sqrt(math.pi / 2)
 """Standard deviation of a median of n normal values, times sqrt(n) / sigma, for large n."""
 MAD_TO_SIGMA = 1.4826
@@ -38,9 +46,6 @@ PEAK_FACTOR = 1.5
 """The fastest reading that a timing may imply, against the measured read bandwidth."""
 PLAUSIBLE_PEAK = 50e9
 """Bytes per second that any machine may reach, whatever a probe on a busy one measured."""
-
-P = TypeVar("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,35 +61,50 @@ class ReadLimit:
         return cls(weight_bytes, cache_bytes, max(PEAK_FACTOR * read_gb_s * 1e9, PLAUSIBLE_PEAK))
 
     def seconds(self, tokens: int, draft_tokens: int) -> float:
-        """Least seconds of a generation: prefill gives one token, each verify pass at most `draft_tokens` + 1."""
+        """Least seconds of a generation: prefill gives one token, each verify pass at most `draft_tokens` + 1.
+
+        Of a batch, `tokens` is its longest text: one pass serves all of them. `draft_tokens` is what the judge grants,
+        never what the candidate reports. Of our own engine it is the plan's. A source candidate may draft deeper than
+        its plan says and be lossless, so for it the regime's largest legal depth counts (`largest_draft`).
+        """
         passes = 1 + math.ceil(max(0, tokens - 1) / (draft_tokens + 1))
         return passes * max(0.0, self.weight_bytes - self.cache_bytes) / self.bytes_per_second
 
 
+def largest_draft(deepest: int, max_new_tokens: int) -> int:
+    """Draft tokens that a verify pass may hold at most, whoever drafts: `deepest` is the largest value of the lever,
+    and the anchor of a pass is one of the `max_new_tokens` already."""
+    return max(0, min(deepest, max_new_tokens - 1))
+
+
 def ratio(pair: Pair) -> float:
     """Seconds per token of the reference over those of the candidate: above 1 where the candidate is faster."""
-    return (pair.reference_s / pair.reference_tokens) / (pair.candidate_s / pair.candidate_tokens)
+    value = pair.ratio
+    if value is None:
+        raise ValueError("a pair without time or text has no ratio")
+    return value
 
 
 def log_ratio(pair: Pair) -> float:
     return math.log(ratio(pair))
 
 
-def bootstrap_medians(values: NDArray[np.float64], seed: int, resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """Medians of `resamples` resamples with replacement over the last axis: [..., n] -> [..., resamples]."""
+@lru_cache(maxsize=256)
+def interval_rank(n: int) -> int:
+    """The k for which the k-th smallest and the k-th largest of n values enclose the true median with a probability of
+    at least LEVEL, k as large as possible; 1 where no k does (n < 6). Missing on one side is Binomial(n, 1/2) < k."""
+    k, missed = 1, 2.0 ** (1 - n)
+    while (missed := missed + math.comb(n, k) * 2.0 ** (1 - n)) <= 1.0 - LEVEL:
+        k += 1
+    return k
+
+
+def interval(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Exact 95 % interval of the median over the last axis: [..., n] -> two of [...]."""
     n = values.shape[-1]
-    picks = np.random.default_rng(seed).integers(0, n, size=(resamples, n))
-    medians: NDArray[np.float64] = np.median(values[..., picks], axis=-1)
-    return medians
-
-
-def interval(
-    values: NDArray[np.float64], seed: int, resamples: int = RESAMPLES
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Percentile bootstrap interval (95 %) of the median over the last axis of positive `values`."""
-    tail = (1.0 - LEVEL) / 2.0
-    low, high = np.quantile(bootstrap_medians(values, seed, resamples), (tail, 1.0 - tail), axis=-1)
-    return low, high
+    rank = interval_rank(n)
+    ordered = np.sort(values, axis=-1)
+    return np.asarray(ordered[..., rank - 1]), np.asarray(ordered[..., n - rank])
 
 
 def pair_sigma(repeats: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -110,43 +130,43 @@ class PairRule:
     comparison."""
 
     early: int = 3
-    pairs: int = 6
-    most: int = 12
+    pairs: int = 7
+    most: int = 14
 
 
-def clearly_slower(ratios: NDArray[np.float64], seed: int, resamples: int = RESAMPLES) -> NDArray[np.bool_]:
+def clearly_slower(ratios: NDArray[np.float64]) -> NDArray[np.bool_]:
     """The whole interval lies under 1. [..., n] -> [...]"""
-    return np.asarray(interval(ratios, seed, resamples)[1] < 1.0)
+    return np.asarray(interval(ratios)[1] < 1.0)
 
 
-def clearly_faster(
-    ratios: NDArray[np.float64], sigma: NDArray[np.float64], seed: int, resamples: int = RESAMPLES
-) -> NDArray[np.bool_]:
+def clearly_faster(ratios: NDArray[np.float64], sigma: NDArray[np.float64]) -> NDArray[np.bool_]:
     """The whole interval clears OBVIOUS_GAIN and the threshold. [..., n], [...] -> [...]"""
     needed = 1.0 + np.maximum(OBVIOUS_GAIN, gain_threshold(sigma, ratios.shape[-1]))
-    return np.asarray(interval(ratios, seed, resamples)[0] > needed)
+    return np.asarray(interval(ratios)[0] > needed)
 
 
-def clears(
-    ratios: NDArray[np.float64], sigma: NDArray[np.float64], seed: int, resamples: int = RESAMPLES
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def clears(ratios: NDArray[np.float64], sigma: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Whether the interval's lower end, and whether the median, clear the threshold. [..., n], [...] -> [...]"""
     needed = 1.0 + gain_threshold(sigma, ratios.shape[-1])
-    low = interval(ratios, seed, resamples)[0]
-    return np.asarray(low > needed), np.asarray(np.median(ratios, axis=-1) > needed)
+    return np.asarray(interval(ratios)[0] > needed), np.asarray(np.median(ratios, axis=-1) > needed)
 
 
-def finished(ratios: Sequence[float], repeats: Sequence[float], rule: PairRule, seed: int) -> bool:
-    """Whether a comparison with these ratios so far is at its end."""
-    values = np.asarray(ratios)
-    if len(ratios) < rule.pairs:
-        if len(ratios) < rule.early:
-            return False
-        return bool(clearly_slower(values, seed)) or bool(clearly_faster(values, _sigma(repeats), seed))
-    if len(ratios) == rule.pairs:
-        low_clears, median_clears = clears(values, _sigma(repeats), seed)
-        return bool(low_clears or not median_clears)
-    return len(ratios) >= rule.most
+def ended(ratios: NDArray[np.float64], sigma: NDArray[np.float64], rule: PairRule) -> NDArray[np.bool_]:
+    """Whether comparisons with these ratios so far are at their end. [..., n], [...] -> [...]"""
+    n = ratios.shape[-1]
+    if n < rule.early:
+        return np.zeros(ratios.shape[:-1], dtype=np.bool_)
+    if n < rule.pairs:
+        return clearly_slower(ratios) | clearly_faster(ratios, sigma)
+    if n == rule.pairs:
+        low_clears, median_clears = clears(ratios, sigma)
+        return low_clears | ~median_clears
+    return np.full(ratios.shape[:-1], n >= rule.most)
+
+
+def finished(ratios: Sequence[float], repeats: Sequence[float], rule: PairRule) -> bool:
+    """Whether one comparison is at its end."""
+    return bool(ended(np.asarray(ratios), _sigma(repeats), rule)) if ratios else False
 
 
 def _sigma(repeats: Sequence[float]) -> NDArray[np.float64]:
@@ -154,11 +174,15 @@ def _sigma(repeats: Sequence[float]) -> NDArray[np.float64]:
 
 
 def summarise(
-    reference: str, pairs: Sequence[Pair], repeats: Sequence[float], seed: int, warmup_s: float = 0.0
+    reference: str,
+    pairs: Sequence[Pair],
+    repeats: Sequence[float],
+    warmup_s: float = 0.0,
+    conditions: Conditions | None = None,
 ) -> Comparison:
     """The comparison of at least one pair. `repeats` are log-ratios of the reference against itself; none = 0."""
     ratios = np.asarray([ratio(pair) for pair in pairs])
-    low, high = interval(ratios, seed)
+    low, high = interval(ratios)
     sigma = _sigma(repeats)
     return Comparison(
         reference=reference,
@@ -171,6 +195,8 @@ def summarise(
         candidate_tok_s=statistics.median(pair.candidate_tokens / pair.candidate_s for pair in pairs),
         reference_tok_s=statistics.median(pair.reference_tokens / pair.reference_s for pair in pairs),
         warmup_s=warmup_s,
+        aa_ratios=tuple(math.exp(repeat) for repeat in repeats),
+        conditions=conditions,
     )
 
 
@@ -178,24 +204,38 @@ def is_gain(comparison: Comparison) -> bool:
     return comparison.low > 1.0 + comparison.threshold
 
 
-def balanced(round_index: int, sides: Sequence[T]) -> Sequence[T]:
-    """The order of sides in one round: forwards, backwards, forwards, ... (ABBA for two)."""
-    return sides if round_index % 2 == 0 else list(reversed(sides))
+@dataclass(frozen=True)
+class Slowdown:
+    """The reference beside a candidate against the reference alone, on the same prompts: median ratio of seconds per
+    token (above 1: slower beside it), and the ratio from which a comparison is refused."""
+
+    ratio: float
+    limit: float
+
+    @property
+    def slowed(self) -> bool:
+        return self.ratio > self.limit
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"the incumbent ran {self.ratio:.2f}x slower beside this candidate than alone (up to {self.limit:.2f}x is "
+            "this machine's noise)"
+        )
 
 
-def run_rounds(
-    prompts: Sequence[P],
-    sides: Sequence[Callable[[P], T]],
-    stop: Callable[[list[list[T]]], bool] = lambda rounds: False,
-) -> list[list[T]]:
-    """Ask every side every prompt once, in balanced order; results by round, in the order of `sides`. Ends before
-    the last prompt when `stop` says so of the rounds so far."""
-    rounds: list[list[T]] = []
-    for index, prompt in enumerate(prompts):
-        results: dict[int, T] = {}
-        for side in balanced(index, range(len(sides))):
-            results[side] = sides[side](prompt)
-        rounds.append([results[side] for side in range(len(sides))])
-        if stop(rounds):
-            break
-    return rounds
+def reference_slowdown(alone: Sequence[float], beside: Sequence[float], sigma: float) -> Slowdown:
+    """Whether the reference was slowed while it was compared. `alone` and `beside` are its seconds per token on the
+    same prompts, in the same order; `sigma` is the spread of one log-ratio of the reference with itself.
+
+    The two were not measured close together, so a drift of the machine lies between them: SLOWDOWN_LEAST is let pass,
+    and so are SLOWDOWN_SIGMAS times the spread of such a median. The spread is the larger one of A/A and of these
+    ratios themselves: a slowdown that is noise differs from prompt to prompt. Raises ValueError for unequal lengths.
+    """
+    if not alone or len(alone) != len(beside):
+        raise ValueError("the reference must have answered the same prompts alone and beside the candidate")
+    logs = np.log(np.asarray(beside) / np.asarray(alone))
+    middle = float(np.median(logs))
+    spread = max(sigma, float(MAD_TO_SIGMA * np.median(np.abs(logs - middle))))
+    noise = SLOWDOWN_SIGMAS * float(median_sigma(np.asarray(spread), len(logs)))
+    return Slowdown(math.exp(middle), math.exp(max(math.log(1.0 + SLOWDOWN_LEAST), noise)))

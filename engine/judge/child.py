@@ -19,7 +19,7 @@ from typing import Any
 from engine.codec import from_json
 from engine.deployment import Deployment
 from engine.errors import UserError
-from engine.judge.backends import Backend, load_backend
+from engine.judge.backends import Backend, load_backend, sampling_arguments
 from engine.judge.protocol import HEADER, encode_frame
 from engine.plan import Plan
 
@@ -40,6 +40,10 @@ class Server:
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """The payload for `question`. Raises what the backend raises."""
         kind, name = question["do"], question.get("decoder", "")
+        if kind == "import":
+            import torch  # noqa: F401 - nearly all of a start, and what every candidate needs
+
+            return {}
         if kind == "build":
             self._decoders[name] = self._build(question)
             return self._decoders[name].describe()
@@ -50,10 +54,11 @@ class Server:
             return backend.describe()
         if kind == "generate":
             prompts, stop_ids = question["prompts"], tuple(question["stop_ids"])
-            texts = backend.generate(prompts, question["max_new_tokens"], stop_ids)
-            return {"texts": texts}
+            how = sampling_arguments(backend, "generate", question)
+            return {"texts": backend.generate(prompts, question["max_new_tokens"], stop_ids, *how)}
         if kind == "score":
-            return backend.score(question["prompt"], question["text"], question["width"])
+            how = sampling_arguments(backend, "score", question)
+            return backend.score(question["prompt"], question["text"], question["width"], *how)
         if kind == "profile":
             return backend.profile(question["prompts"], question["max_new_tokens"], tuple(question["stop_ids"]))
         raise RuntimeError(f"unknown question {kind!r}")
@@ -123,8 +128,10 @@ def main(argv: list[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args(argv)
     die_with_parent(options.parent)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+    for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, MAX_FILE_BYTES)):
+        ceiling = resource.getrlimit(limit)[1]  # a sandbox has set its own before
+        most = most if ceiling == resource.RLIM_INFINITY else min(most, ceiling)
+        resource.setrlimit(limit, (most, most))
     for descriptor in (options.questions, options.answers):
         os.set_inheritable(descriptor, False)  # nothing that the candidate starts gets the pipes
     serve(options.questions, options.answers)

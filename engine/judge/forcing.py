@@ -8,119 +8,29 @@ token itself was such a near-tie.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from engine.deployment import Dtype
+from engine.judge import power, probes
+from engine.judge.floor import Floor, near_tie_limit
+from engine.judge.probes import Probe
 from engine.judge.protocol import Scores, Text
 from engine.judge.report import Divergence, Forcing
+from engine.sampling import Sampling
 
-ALPHA = 1e-4
-"""Chance that an honest candidate shows more near-ties than the limit."""
-SAFETY: dict[Dtype, float] = {"fp32": 4.0, "bf16": 2.0}
-"""A near-tie may be this many times wider than the largest noise seen: stock was looked at on few tokens only, and
-another honest implementation orders its sums in yet another way. In fp32 the noise is so small that a generous
-factor costs nothing; in bf16 it would hide real losses."""
-UNIT_ROUNDOFF: dict[Dtype, float] = {"fp32": 2.0**-24, "bf16": 2.0**-9}
+CONFIRMING_WIDTH = 1
+"""Rows a pass in which stock scores an answer with an error once more: as decoding computes it."""
 ENDED = -1
 """In place of a token id: the text ended here."""
 CONTEXT_TOKENS = 40
-
-
-@dataclass(frozen=True)
-class Floor:
-    """Stock's own noise: `flips` of `positions` choices changed between two ways in which stock computes the same
-    thing; `margin` is the logit gap under which a disagreement is a near-tie; `method` says how it was measured."""
-
-    margin: float
-    flips: int
-    positions: int
-    method: str
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One text that stock decoded, its scores in one pass, and its scores at other widths (rows a pass)."""
-
-    ids: tuple[int, ...]
-    scores: Scores
-    at_width: tuple[tuple[int, Scores], ...] = ()
-
-
-def measure_floor(samples: Sequence[Sample], dtype: Dtype) -> Floor:
-    """The noise floor of stock, from texts that stock decoded itself.
-
-    Two sources: stock's decoded tokens against its choices when the same text is scored in one pass (decoding runs
-    one row over the cache, scoring many rows), and the gap between best and runner-up in one pass against the same
-    gap at another width. The margin is SAFETY[dtype] times the largest difference seen, at least the rounding of one
-    logit of that size; in fp32 that is near zero.
-    """
-    noise, flips, positions = 0.0, 0, 0
-    largest = 0.0
-    for sample in samples:
-        scores = sample.scores
-        largest = max(largest, *(abs(logit) for logit in scores.choice_logit), 0.0)
-        positions += len(sample.ids)
-        for token, choice, best, own in zip(
-            sample.ids, scores.choice, scores.choice_logit, scores.token_logit, strict=True
-        ):
-            if token != choice:
-                flips += 1
-                noise = max(noise, best - own)
-        for _, other in sample.at_width:
-            positions += len(sample.ids)
-            flips += sum(a != b for a, b in zip(scores.choice, other.choice, strict=True))
-            noise = max(noise, *gap_differences(scores, other), 0.0)
-    widths = sorted({width for sample in samples for width, _ in sample.at_width})
-    margin = max(SAFETY[dtype] * noise, 2 * UNIT_ROUNDOFF[dtype] * largest)
-    at = f" and at widths {', '.join(map(str, widths))}" if widths else ""
-    method = (
-        f"stock's own text scored in one pass{at}: largest difference {noise:.2g} and {flips} changed choices in "
-        f"{positions} positions; margin {SAFETY[dtype]:g} times that"
-    )
-    return Floor(margin, flips, positions, method)
-
-
-def gap_differences(one: Scores, other: Scores) -> Iterable[float]:
-    """Position by position, how far the gap between the same two leading tokens differs. Positions where the two
-    passes do not lead with the same two tokens are left out."""
-    for i in range(len(one.choice)):
-        mine = one.choice_logit[i] - one.second_logit[i]
-        theirs = other.choice_logit[i] - other.second_logit[i]
-        if (one.choice[i], one.second[i]) == (other.choice[i], other.second[i]):
-            yield abs(mine - theirs)
-        elif (one.choice[i], one.second[i]) == (other.second[i], other.choice[i]):
-            yield mine + theirs
-
-
-def near_tie_limit(tokens: int, floor: Floor, alpha: float = ALPHA) -> int:
-    """How many near-ties the floor allows in `tokens` tokens: the smallest count that an honest candidate exceeds
-    with chance at most `alpha`.
-
-    The rate of flips is known from `floor.positions` observations only, so the bound is that of the beta-binomial
-    predictive distribution (Jeffreys prior), which is wider than the binomial at the observed rate.
-    """
-    a, b = floor.flips + 0.5, floor.positions - floor.flips + 0.5
-    tail = 1.0
-    for count in range(tokens + 1):
-        tail -= math.exp(
-            math.lgamma(tokens + 1) - math.lgamma(count + 1) - math.lgamma(tokens - count + 1)
-            + _log_beta(count + a, tokens - count + b) - _log_beta(a, b)
-        )  # fmt: skip
-        if tail <= alpha:
-            return count
-    return tokens
-
-
-def _log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+AFTER_TOKENS = 20
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One answer of a candidate with all that it is judged by. `stock` is stock's free run, where it was made."""
+    """One answer of a candidate with all that it is judged by. `stock` is stock's free run, where it was made; `probe`
+    is the sensitive prefix that was asked, where it was one."""
 
     prompt: str
     category: str
@@ -129,6 +39,16 @@ class Scored:
     scores: Scores
     max_new_tokens: int
     stock: Text | None = None
+    probe: Probe | None = None
+    sampling: Sampling | None = None
+
+    @property
+    def tied_at(self) -> int | None:
+        """Index of the token where stock was known to have a near-tie beforehand; None where there is none."""
+        probe = self.probe
+        if probe is None or probe.zone != "tied" or not probe.reached(self.text.ids):
+            return None
+        return len(probe.lead)
 
 
 @dataclass(frozen=True)
@@ -166,40 +86,101 @@ def disagreements(scored: Scored, margin: float, stop_ids: Sequence[int]) -> lis
     return found
 
 
+def confirmed(
+    answers: Iterable[Scored], margin: float, stop_ids: Sequence[int], again: Callable[[Scored], Scores]
+) -> list[Scored]:
+    """The same answers; those with an error carry scores that stock has made in another way, too (`again`).
+
+    Here and there a tiny difference early in a model grows large: two ways of computing stock itself then choose
+    different tokens whose logits lie far apart. An error is one only where it is wrong in both ways, so every position
+    of such an answer gets the scores that speak for its token. Ends with the first answer that has an error all the
+    same: it suffices, and what follows is left as it is.
+    """
+    result, done = [], False
+    for answer in answers:
+        if not done and _has_error(answer, margin, stop_ids):
+            answer = replace(answer, scores=kinder(answer.scores, again(answer)))
+            done = _has_error(answer, margin, stop_ids)
+        result.append(answer)
+    return result
+
+
+def _has_error(answer: Scored, margin: float, stop_ids: Sequence[int]) -> bool:
+    return any(place.kind == "error" for place in disagreements(answer, margin, stop_ids))
+
+
+def kinder(one: Scores, other: Scores) -> Scores:
+    """Position by position the scores in which the text's token lies nearer to stock's choice."""
+    picks = [
+        one if a - b <= c - d else other
+        for a, b, c, d in zip(one.choice_logit, one.token_logit, other.choice_logit, other.token_logit, strict=True)
+    ]
+    return Scores(
+        choice=tuple(pick.choice[i] for i, pick in enumerate(picks)),
+        choice_logit=tuple(pick.choice_logit[i] for i, pick in enumerate(picks)),
+        token_logit=tuple(pick.token_logit[i] for i, pick in enumerate(picks)),
+        second=tuple(pick.second[i] for i, pick in enumerate(picks)),
+        second_logit=tuple(pick.second_logit[i] for i, pick in enumerate(picks)),
+        following=one.following,
+    )
+
+
 def report(
     answers: Sequence[Scored], floor: Floor, stop_ids: Sequence[int], decode: Callable[[list[int]], str]
 ) -> Forcing:
-    """Counts and first divergence over all `answers`. An answer that was given again, word for word, to the same
-    prompt counts once."""
-    distinct = list({(answer.prompt, answer.text): answer for answer in answers}.values())
+    """Counts and first divergence over all `answers`, probes among them. An answer that was given again, word for
+    word, to the same question counts once.
+
+    The sensitive token of a tied prefix is left out of the counts, unless it is an error: it was chosen for its tie,
+    and says nothing of how often a candidate meets one. `Forcing.probing` has its own count of these.
+    """
+    distinct = list({(answer.prompt, answer.text, answer.scores): answer for answer in answers}.values())
     exact = near = error = 0
     by_category: dict[str, tuple[int, int, int]] = {}
     places: list[tuple[Scored, Disagreement]] = []
+    gaps: list[float] = []
+    leading: list[float] = []
     for answer in distinct:
         found = disagreements(answer, floor.margin, stop_ids)
+        left_out = answer.tied_at
+        if any(place.position == left_out and place.kind == "error" for place in found):
+            left_out = None
+        found = [place for place in found if place.position != left_out]
         places += [(answer, place) for place in found]
         ties = sum(place.kind == "near_tie" for place in found)
         wrong_tokens = len({place.position for place in found if place.token != ENDED}) - ties
-        counts = (len(answer.text.ids) - ties - wrong_tokens, ties, len(found) - ties)
+        counted = [gap for i, gap in enumerate(_gaps(answer.scores)) if i != left_out]
+        counts = (len(counted) - ties - wrong_tokens, ties, len(found) - ties)
         before = by_category.get(answer.category, (0, 0, 0))
         by_category[answer.category] = (before[0] + counts[0], before[1] + counts[1], before[2] + counts[2])
         exact, near, error = exact + counts[0], near + counts[1], error + counts[2]
-    tokens = sum(len(answer.text.ids) for answer in distinct)
+        gaps += counted
+        leading += answer.scores.choice_logit
     free = [answer for answer in distinct if answer.stock is not None]
     first = min(places, key=lambda place: place[1].kind != "error", default=None)
+    limit = near_tie_limit(len(gaps), floor)
+    asked = [(answer.probe, answer.text, answer.scores) for answer in distinct if answer.probe is not None]
+    probing = probes.assess(asked, floor) if asked else None
+    tied = [probe.gap for probe, text, _ in asked if probe.zone == "tied" and probe.reached(text.ids)]
     return Forcing(
-        tokens=tokens,
+        tokens=len(gaps),
         exact=exact,
         near_tie=near,
         error=error,
         tie_margin=floor.margin,
-        near_tie_limit=near_tie_limit(tokens, floor),
+        near_tie_limit=limit,
         floor_method=floor.method,
         free_run_equal=sum(_same(answer.text, answer.stock) for answer in free if answer.stock is not None),
         free_run_prompts=len(free),
         first=_divergence(*first, decode) if first else None,
         by_category=by_category,
+        probing=probing,
+        power=power.estimate(gaps, tied, leading, floor, limit, probing.tied_limit if probing else 0),
     )
+
+
+def _gaps(scores: Scores) -> list[float]:
+    return [best - second for best, second in zip(scores.choice_logit, scores.second_logit, strict=True)]
 
 
 def _same(text: Text, stock: Text) -> bool:
@@ -218,6 +199,8 @@ def _divergence(answer: Scored, place: Disagreement, decode: Callable[[list[int]
         candidate_text=place.what or decode([place.token]),
         stock_text=decode([place.choice]),
         near_tie=place.kind == "near_tie",
+        category=answer.category,
+        after=decode(list(answer.text.ids[place.position + 1 : place.position + 1 + AFTER_TOKENS])),
     )
 
 
@@ -226,6 +209,11 @@ def objection(forcing: Forcing) -> str | None:
     first = forcing.first
     if forcing.error and first is not None:
         count = f"{forcing.error} of {forcing.tokens} tokens differ from stock beyond its noise"
+        if forcing.probing is not None and forcing.probing.sharp_wrong:
+            probing = forcing.probing
+            count += (
+                f" ({probing.sharp_wrong} at {probing.sharp} prefixes where stock's leading tokens lie close together)"
+            )
         where = f"prompt {first.prompt}, token {first.position + 1}"
         if first.candidate_token == ENDED:
             return f"{count}; first at {where}: {first.candidate_text}."
@@ -238,4 +226,4 @@ def objection(forcing: Forcing) -> str | None:
             f"{forcing.near_tie} near-ties in {forcing.tokens} tokens, where stock's own noise explains at most "
             f"{forcing.near_tie_limit}."
         )
-    return None
+    return probes.objection(forcing.probing) if forcing.probing else None

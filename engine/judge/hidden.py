@@ -18,17 +18,18 @@ ELEMENT_BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2}
 
 @dataclass(frozen=True)
 class HiddenPrompt:
-    """A prompt as token ids, chat template applied. Only the judge knows its id and category."""
+    """A prompt as token ids, chat template applied. Only the judge knows its id, category and `text`."""
 
     id: str
     category: str
     ids: tuple[int, ...]
+    text: str = ""
 
 
 @dataclass(frozen=True)
 class Material:
     """What the judge asks and how it reads the answers. `read_bytes` are the weights that every target pass must
-    read; `left_out` counts prompts longer than the regime allows."""
+    read; `left_out` counts prompts longer than the regime allows; `encode` turns another text into prompt ids."""
 
     prompts: tuple[HiddenPrompt, ...]
     stop_ids: tuple[int, ...]
@@ -37,6 +38,7 @@ class Material:
     read_bytes: int
     drafter_kind: DrafterKind = "none"
     left_out: int = 0
+    encode: Callable[[str], tuple[int, ...]] | None = None
 
 
 def prepare(deployment: Deployment) -> Material:
@@ -48,10 +50,11 @@ def prepare(deployment: Deployment) -> Material:
     prompts = load_prompts(regime.prompts)
     checkpoint = open_checkpoint(deployment.target)
     tokenizer = load_tokenizer(checkpoint)
-    encoded = [
-        HiddenPrompt(prompt.id, prompt.category, tuple(tokenizer.chat([{"role": "user", "content": prompt.turns[0]}])))
-        for prompt in prompts
-    ]
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.chat([{"role": "user", "content": text}]))
+
+    encoded = [HiddenPrompt(prompt.id, prompt.category, encode(prompt.turns[0]), prompt.turns[0]) for prompt in prompts]
     fitting = tuple(prompt for prompt in encoded if 0 < len(prompt.ids) <= regime.max_prompt_tokens)
     if not fitting:
         shortest = min(len(prompt.ids) for prompt in encoded)
@@ -72,10 +75,13 @@ def prepare(deployment: Deployment) -> Material:
         read_bytes=checkpoint.weight_bytes(deployment.dtype) - looked_up,
         drafter_kind=open_drafter(deployment.drafter).kind,
         left_out=len(encoded) - len(fitting),
+        encode=encode,
     )
 
 
-def draw(prompts: Sequence[HiddenPrompt], seed: int, number: int, count: int, salt: str = "") -> list[HiddenPrompt]:
+def draw(
+    prompts: Sequence[HiddenPrompt], seed: int | str, number: int, count: int, salt: str = ""
+) -> list[HiddenPrompt]:
     """The `count` prompts of draw `number` (from 0): the next ones of an endless, seeded, shuffled sequence.
 
     The sequence goes through all prompts before it repeats one, and through the categories by turns. Draws of one

@@ -14,42 +14,19 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from engine.errors import ChildError
+from engine.errors import ChildError, UserError
 from engine.judge import protocol
+from engine.judge.childlog import Pump, tail
+from engine.judge.confinement import Confinement
 from engine.judge.protocol import Closed, Invalid
-from engine.paths import REPOSITORY
-
-PASSED_ON = (
-    "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "SPECPILOT_DATA",
-    "SPECPILOT_DEMO_TARGET", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY",
-    "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_BLOCKTIME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR",
-    "XDG_CACHE_HOME",
-)  # fmt: skip
-"""Environment variables that a child may see. Nothing else of the judge's environment reaches it."""
-
-LOG_TAIL_BYTES = 4000
-LOG_TAIL_LINES = 8
-_spawners: dict[int, ThreadPoolExecutor] = {}
-
-
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a child gets of `environment`: the allow-list, the import path of this code, and no model hub."""
-    kept = {name: environment[name] for name in PASSED_ON if name in environment}
-    return kept | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), environment.get("PYTHONPATH")))),
-        "PYTHONUNBUFFERED": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+from engine.judge.sandbox import Holds, NotSetUp, Sandbox
+from engine.judge.spawn import child_command, child_environment, spawn
 
 
 class ChildFailed(ChildError):
@@ -68,22 +45,69 @@ class Answer:
     seconds: float
 
 
+class Group:
+    """A trusted child: one process in a session of its own, with what it starts."""
+
+    def __init__(self, questions: int, answers: int, output: object) -> None:
+        self.process = spawn(
+            child_command(questions, answers, os.getpid()),
+            child_environment(os.environ),
+            output,
+            (questions, answers),
+        )
+
+    def stop(self) -> None:
+        """Stop the group and wait until its leader really stands still (or is gone)."""
+        self._signal(signal.SIGSTOP)
+        if self.process.returncode is None and hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the process, its group and every descendant that can still be found, and reap it."""
+        descendants = _descendants(self.process.pid)
+        self._signal(signal.SIGKILL)
+        for process in descendants:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait()
+
+    def why(self) -> str:
+        """The limit that it ran into, in words: such a child has none."""
+        return ""
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return
+
+
 class Child:
-    """One child process. `role` names it in sentences ("candidate"); `log` gets its standard output and error.
+    """One child process. `role` names it in sentences ("candidate"); `log` gets its standard output and error. With
+    a `confinement` it runs in a sandbox, in which the whole tree stands still between questions.
 
     Every failure raises ChildFailed ("crashed", "timed out", "invalid") with the reason in words and the last log
-    lines, after the whole process tree has been killed.
+    lines, after the whole process tree has been killed. A sandbox that cannot be had or made raises UserError.
     """
 
-    def __init__(self, role: str, log: Path) -> None:
+    def __init__(self, role: str, log: Path, confinement: Confinement | None = None) -> None:
         self.role = role
         self.log = log
+        self.confinement = confinement
         self._pending: int | None = None
+        self._answered = False  # it did, once: it had been set up
         self._sent = 0.0
+        self._pump: Pump | None = None
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         question_read, self._questions = os.pipe()
         self._answers, answer_write = os.pipe()
         try:
-            self._process = self._spawn(question_read, answer_write)
+            self._body = self._start(question_read, answer_write)
         except BaseException:
             os.close(self._questions)
             os.close(self._answers)
@@ -95,39 +119,48 @@ class Child:
         os.set_blocking(self._answers, False)
         self._open = True
 
-    def _spawn(self, question_read: int, answer_write: int) -> subprocess.Popen[bytes]:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            *(sys.executable, "-P", "-m", "engine.judge.child"),
-            *("--questions", str(question_read), "--answers", str(answer_write), "--parent", str(os.getpid())),
-        ]
-        with self.log.open("ab") as log:
-            return (
-                _spawner()
-                .submit(
-                    subprocess.Popen,
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=child_environment(os.environ),
-                    pass_fds=(question_read, answer_write),
-                    start_new_session=True,
-                )
-                .result()
-            )
+    def _start(self, question_read: int, answer_write: int) -> Group | Sandbox:
+        if self.confinement is None:
+            with self.log.open("ab") as log:
+                return Group(question_read, answer_write, log)
+        pump = Pump(self.log, self.confinement.limits.log_bytes)
+        try:
+            body = Sandbox(self.confinement, question_read, answer_write, pump.write_end)
+        except NotSetUp:
+            pump.start()
+            pump.join()
+            raise self._not_set_up() from None
+        except BaseException:
+            pump.abandon()
+            raise
+        pump.start()
+        self._pump = pump
+        return body
+
+    def _not_set_up(self) -> UserError:
+        return UserError(f"The sandbox of the {self.role} could not be set up: {self.log_tail()}", code="sandbox")
+
+    @property
+    def holds(self) -> Holds | None:
+        """What keeps it confined; None for a child that is not."""
+        return self._body.holds if isinstance(self._body, Sandbox) else None
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._body.process.pid
 
     @property
     def alive(self) -> bool:
-        return self._open and self._process.poll() is None
+        return self._open and self._body.process.poll() is None
+
+    @property
+    def owes(self) -> bool:
+        """Whether it was asked something that it has not answered."""
+        return self._open and self._pending is not None
 
     def ask(self, question: dict[str, Any], timeout: float) -> Answer:
         """Ask and wait for the answer, at most `timeout` seconds; the child is stopped again afterwards."""
-        self._resume()
+        self._wake()
         start = time.perf_counter()
         self.send(question, timeout)
         payload, end = self._receive(timeout)
@@ -144,8 +177,10 @@ class Child:
             if self._unread_bytes():
                 raise Invalid("wrote an answer that was not asked for")
             self._pending = secrets.randbelow(1 << 53)
+            if self.confinement is not None:
+                question = self.confinement.translate(question)
             frame = protocol.encode_frame({"request": self._pending, **question})
-            self._resume()
+            self._body.resume()
             protocol.write_frame(self._questions, frame, self._sent + timeout)
         except (ChildError, Closed) as error:
             raise self._failed(error, timeout) from None
@@ -160,17 +195,20 @@ class Child:
     def _receive(self, timeout: float) -> tuple[dict[str, Any], float]:
         if self._pending is None:
             raise RuntimeError(f"the {self.role} was not asked anything")
+        if not self._open:  # it failed at an answer that it owed
+            raise ChildFailed("crashed", f"The {self.role} is not running.", self.role)
         try:
             answer = protocol.read_frame(self._answers, self._sent + timeout)
             end = time.perf_counter()
             payload = protocol.unwrap(answer, self._pending)
+            self._body.stop()
         except (ChildError, Closed) as error:
             raise self._failed(error, timeout) from None
         except BaseException:
             self.kill()
             raise
         self._pending = None
-        self._stop()
+        self._answered = True
         return payload, end
 
     def refuse(self, error: ChildError) -> ChildFailed:
@@ -178,34 +216,26 @@ class Child:
         return self._failed(error)
 
     def kill(self) -> None:
-        """Kill the process, its group and every descendant that can still be found, and reap it. Idempotent."""
+        """Kill the process and everything that it started, and reap it. Idempotent."""
         if not self._open:
             return
         self._open = False
-        descendants = _descendants(self._process.pid)
-        self._signal(signal.SIGKILL)
-        for process in descendants:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        self._process.wait()
+        self._body.kill()
         os.close(self._questions)
         os.close(self._answers)
+        if self._pump is not None:
+            self._pump.join()
 
     def log_tail(self) -> str:
         """The last lines that the child wrote, without control characters, or ""."""
+        return tail(self.log)
+
+    def _wake(self) -> None:
         try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return ""
-        lines = [
-            "".join(c for c in line.rsplit("\r", 1)[-1] if c.isprintable() or c == "\t")[:300]
-            for line in text.split("\n")
-        ]
-        return "\n".join([line for line in lines if line.strip()][-LOG_TAIL_LINES:])
+            if self._open:
+                self._body.resume()
+        except ChildError as error:
+            raise self._failed(error) from None
 
     def _unread_bytes(self) -> int:
         return int.from_bytes(fcntl.ioctl(self._answers, termios.FIONREAD, bytes(4)), sys.byteorder)
@@ -213,41 +243,43 @@ class Child:
     def _failed(self, error: ChildError | Closed, timeout: float = 0.0) -> ChildFailed:
         """Kill everything and say in words what happened, with the last log lines."""
         if isinstance(error, Closed):
-            kind, sentence = "crashed", f"The {self.role} {self._how_it_ended()}."
+            kind, sentence = "crashed", f"The {self.role} {self._how_it_ended()}"
         elif error.kind == "crashed":
             kind, sentence = error.kind, f"The {self.role} failed: {error.reason}"
         elif error.kind == "timed out":
-            kind, sentence = error.kind, f"The {self.role} {error.reason} ({timeout:.0f} s)."
+            kind, sentence = error.kind, f"The {self.role} {error.reason} ({timeout:.0f} s)"
         else:
-            kind, sentence = error.kind, f"The {self.role} {error.reason}."
+            kind, sentence = error.kind, f"The {self.role} {error.reason}"
         self.kill()
-        tail = self.log_tail()
-        return ChildFailed(kind, f"{sentence}\nLast log lines:\n{tail}" if tail else sentence, self.role)
+        why, lines = self._body.why(), self.log_tail()
+        if isinstance(self._body, Sandbox):
+            if isinstance(error, Closed) and not self._answered and not self._body.set_up:
+                raise self._not_set_up()
+            kind = "timed out" if self._body.overdue else kind
+        if why:
+            sentence += f": {why}."
+        elif not isinstance(error, ChildError) or error.kind != "crashed":
+            sentence += "."
+        return ChildFailed(kind, f"{sentence}\nLast log lines:\n{lines}" if lines else sentence, self.role)
 
     def _how_it_ended(self) -> str:
         try:
-            status = self._process.wait(timeout=2.0)
+            status = self._body.process.wait(timeout=2.0)
         except subprocess.TimeoutExpired:
             return "closed its pipe"
-        if status < 0:
-            name = signal.Signals(-status).name
-            return f"was killed by {name}" + (" (often: out of memory)" if status == -signal.SIGKILL else "")
-        return f"exited with status {status}"
+        if isinstance(self._body, Sandbox) and status > 128:
+            status = 128 - status  # bwrap tells a signal as a shell does
+        if status >= 0:
+            return f"exited with status {status}"
+        likely = " (often: out of memory)" if status == -signal.SIGKILL and not self._body.why() else ""
+        return f"was killed by {_signal_name(-status)}{likely}"
 
-    def _stop(self) -> None:
-        """Stop the group and wait until its leader really stands still (or is gone)."""
-        self._signal(signal.SIGSTOP)
-        if self._process.returncode is None and hasattr(os, "waitid"):
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
-    def _resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names, and an exit status may only look like a signal
+        return f"signal {number}"
 
 
 def _descendants(pid: int) -> list[psutil.Process]:
@@ -255,15 +287,3 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-
-
-def _spawner() -> ThreadPoolExecutor:
-    """The one thread of this process that starts children, alive as long as the process.
-
-    The kernel ties PR_SET_PDEATHSIG to the thread that started a child, not to its process: a child started by a
-    thread that ends would be killed with it.
-    """
-    if os.getpid() not in _spawners:
-        _spawners.clear()  # after a fork, the other process's thread is not here
-        _spawners[os.getpid()] = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge-spawner")
-    return _spawners[os.getpid()]

@@ -8,6 +8,9 @@ and nowhere else; what fails a check is "invalid", whatever it was meant to say.
     question {"request": 81.., "do": "generate", "prompts": [[1, 2]], "max_new_tokens": 8, "stop_ids": [0]}
     answer   {"request": 81.., "ok": {"texts": [{"ids": [5, 0], "stop_reason": "eos"}]}}
     failure  {"request": 81.., "error": "MemoryError: ..."}
+
+A question without "sampling" is greedy. A sampled one says {"temperature": 0.7, "seed": 9.., "requests": [3]}, a
+request number for each prompt; `engine.sampling` has the rule.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.codec import from_json, to_json
 from engine.errors import ChildError
+from engine.sampling import Sampling
 
 HEADER = struct.Struct(">I")
 MAX_ANSWER_BYTES = 4 << 20
@@ -142,12 +147,18 @@ class Scores:
     following: int
 
 
+def printable(text: str) -> str:
+    """Words of a child without control characters, directions of writing and half surrogates, in which it could hide
+    or forge something, or which cannot be stored."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
 def unwrap(answer: dict[str, Any], request: int) -> dict[str, Any]:
     """The payload of an answer to `request`. Raises Invalid, or ChildError("crashed") for a reported failure."""
     if answer.get("request") != request or type(answer["request"]) is not int:
         raise Invalid(f"answered request {str(answer.get('request'))[:40]} when asked {request}")
     if "error" in answer:
-        raise ChildError("crashed", str(answer["error"])[:2000])
+        raise ChildError("crashed", printable(str(answer["error"])[:2000]))
     payload = answer.get("ok")
     if not isinstance(payload, dict):
         raise Invalid("gave neither a result nor an error")
@@ -171,7 +182,7 @@ def _parse_text(text: Any, max_new_tokens: int, vocab_size: int) -> Text:
     if len(ids) > max_new_tokens:
         raise Invalid(f"gave {len(ids)} tokens when at most {max_new_tokens} were asked for")
     steps, emitted = _step_counts(text.get("steps"), text.get("emitted"), len(ids))
-    return Text(ids, str(text.get("stop_reason"))[:40], steps, emitted)
+    return Text(ids, printable(str(text.get("stop_reason"))[:40]), steps, emitted)
 
 
 def _step_counts(steps: Any, emitted: Any, tokens: int) -> tuple[int, int]:
@@ -209,15 +220,37 @@ def _floats(values: Any) -> tuple[float, ...]:
     return result
 
 
-def generate_question(prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int]) -> dict[str, Any]:
-    return {
+def generate_question(
+    prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int], sampling: Sampling | None = None
+) -> dict[str, Any]:
+    """Greedy where there is no `sampling`, which has a request number for every prompt."""
+    question = {
         "do": "generate",
         "prompts": [list(prompt) for prompt in prompts],
         "max_new_tokens": max_new_tokens,
         "stop_ids": list(stop_ids),
     }
+    return question | _sampled(sampling, len(prompts))
 
 
-def score_question(prompt: Sequence[int], text: Sequence[int], width: int) -> dict[str, Any]:
-    """`width` rows a forward pass; 0 scores prompt and text in one pass."""
-    return {"do": "score", "prompt": list(prompt), "text": list(text), "width": width}
+def score_question(
+    prompt: Sequence[int], text: Sequence[int], width: int, sampling: Sampling | None = None
+) -> dict[str, Any]:
+    """`width` rows a forward pass; 0 scores prompt and text in one pass. With `sampling`, which has one request number,
+    the logits that come back are those that the choice is made of: rounded logit + temperature * noise."""
+    question = {"do": "score", "prompt": list(prompt), "text": list(text), "width": width}
+    return question | _sampled(sampling, 1)
+
+
+def _sampled(sampling: Sampling | None, prompts: int) -> dict[str, Any]:
+    if sampling is None:
+        return {}
+    if len(sampling.requests) != prompts:
+        raise ValueError(f"{len(sampling.requests)} request numbers for {prompts} prompts")
+    return {"sampling": to_json(sampling)}
+
+
+def sampling_of(question: dict[str, Any]) -> Sampling | None:
+    """What a question says of sampling, in the child. Raises UserError where it is malformed."""
+    data = question.get("sampling")
+    return None if data is None else from_json(Sampling, data, what="sampling")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from engine.codec import to_json
 from engine.deployment import Deployment
 from engine.errors import ChildError
 from engine.judge import protocol
+from engine.judge.confinement import Confinement
 from engine.judge.hidden import Material
-from engine.judge.process import Answer, Child
+from engine.judge.process import Answer, Child, ChildFailed
 from engine.judge.protocol import Scores, Text
 from engine.plan import Plan
+from engine.sampling import Sampling
 
 CANDIDATE = "candidate"
 """The role that is judged; every other one is trusted."""
@@ -66,11 +69,25 @@ class Reply:
         return len(self.text.ids) / self.seconds
 
 
-def accept_length(replies: Sequence[Reply]) -> float | None:
+@dataclass(frozen=True)
+class BatchReply:
+    """The texts of one question, in the order of its prompts, and the seconds of the whole question."""
+
+    texts: tuple[Text, ...]
+    seconds: float
+
+    @property
+    def tok_s(self) -> float:
+        """Generated tokens of all texts per second, prefill included."""
+        return sum(len(text.ids) for text in self.texts) / self.seconds
+
+
+def accept_length(replies: Sequence[BatchReply]) -> float | None:
     """Tokens emitted per verify step over all `replies`, bonus token included, as the decoder counts them; None where
     it does not say."""
-    steps = sum(reply.text.steps for reply in replies)
-    return sum(reply.text.emitted for reply in replies) / steps if steps else None
+    texts = [text for reply in replies for text in reply.texts]
+    steps = sum(text.steps for text in texts)
+    return sum(text.emitted for text in texts) / steps if steps else None
 
 
 class Seat:
@@ -112,23 +129,35 @@ class Seat:
             self._described = self.child.receive(limits.trusted if self.trusted else limits.build)
         return self._described
 
-    def generate(self, prompt: Sequence[int], max_new_tokens: int) -> Reply:
+    def generate(self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None = None) -> Reply:
+        """One text: greedy, or as `sampling` says, which has one request number."""
+        batch = self.generate_batch([prompt], max_new_tokens, sampling)
+        return Reply(batch.texts[0], batch.seconds)
+
+    def generate_batch(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, sampling: Sampling | None = None
+    ) -> BatchReply:
+        """The texts of several prompts, asked for in one question; `sampling` has a request number for each."""
         self.ready()
-        question = protocol.generate_question([prompt], max_new_tokens, self._material.stop_ids)
+        question = protocol.generate_question(prompts, max_new_tokens, self._material.stop_ids, sampling)
         answer = self._ask(question, self._patience.seconds(trusted=self.trusted, first=not self._answered))
         try:
-            (text,) = protocol.parse_texts(answer.payload, 1, max_new_tokens, self._material.vocab_size)
+            texts = protocol.parse_texts(answer.payload, len(prompts), max_new_tokens, self._material.vocab_size)
         except ChildError as error:
             raise self.child.refuse(error) from None
         self._answered = True
         if self.trusted:
             self._patience.saw(answer.seconds)
-        return Reply(text, answer.seconds)
+        return BatchReply(tuple(texts), answer.seconds)
 
-    def score(self, prompt: Sequence[int], text: Sequence[int], width: int = 0) -> Scores:
-        """Stock's logits on every prefix of `text`; `width` rows a pass, 0 = one pass."""
+    def score(
+        self, prompt: Sequence[int], text: Sequence[int], width: int = 0, sampling: Sampling | None = None
+    ) -> Scores:
+        """Stock's logits on every prefix of `text`; `width` rows a pass, 0 = one pass. With `sampling`, of one request,
+        with its noise added, so that its choices are those of the sampled question."""
         self.ready()
-        answer = self._ask(protocol.score_question(prompt, text, width), self._patience.timeouts.trusted)
+        question = protocol.score_question(prompt, text, width, sampling)
+        answer = self._ask(question, self._patience.timeouts.trusted)
         try:
             return protocol.parse_scores(answer.payload, len(text), self._material.vocab_size)
         except ChildError as error:
@@ -146,6 +175,15 @@ class Seat:
         self.child.send({**question, "decoder": self._decoder})
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A child in which no foreign code has run yet. It sees the source file as it was when the child was made."""
+
+    sha256: str
+    confinement: Confinement | None
+    child: Child
+
+
 class Seats:
     """Decoders by key, in at most `limit` children. The child that was used longest ago makes room for a new one."""
 
@@ -159,6 +197,7 @@ class Seats:
         self._limit = limit
         self._patience = Patience(timeouts)
         self._seats: dict[str, Seat] = {}  # least recently used first
+        self._prepared: Prepared | None = None
         self._numbers = itertools.count(1)
 
     def get(self, key: str) -> Seat | None:
@@ -172,13 +211,50 @@ class Seats:
         self._seats[key] = self._seats.pop(key)
         return seat
 
-    def start(self, key: str, role: str, backend: str, plan: Plan | None, needed: Iterable[str] = ()) -> Seat:
-        """Start a child under `key` and let it build; does not wait. Children under `needed` are not moved out."""
+    def start(
+        self,
+        key: str,
+        role: str,
+        backend: str,
+        plan: Plan | None,
+        needed: Iterable[str] = (),
+        confinement: Confinement | None = None,
+    ) -> Seat:
+        """Start a child under `key` and let it build; does not wait. Children under `needed` are not moved out. A
+        source candidate comes with its `confinement`."""
         self.dismiss(key)
         self._make_room(set(needed))
-        log = self._folder / "children" / f"{next(self._numbers):03d}.log"
-        log.unlink(missing_ok=True)  # of an earlier run of this search
-        return self._seat(key, Child(role, log), "", backend, plan)
+        return self._seat(key, Child(role, self._log(), confinement), "", backend, plan)
+
+    def prepare(self, sha256: str, confinement: Confinement | None) -> None:
+        """Start the child of the source candidate that comes next, without its code, whose hash is `sha256`. Does not
+        wait."""
+        self._drop_prepared()
+        child = Child(CANDIDATE, self._log(), confinement)
+        self._prepared = Prepared(sha256, confinement, child)
+        with suppress(ChildFailed):  # its own trial tells
+            child.send({"do": "import"})
+
+    def prepared(self) -> None:
+        """Wait until what is being prepared stands still."""
+        if self._prepared is not None and self._prepared.child.owes:
+            with suppress(ChildFailed):
+                self._prepared.child.receive(self._patience.timeouts.build)
+
+    def start_source(
+        self, key: str, backend: str, sha256: str, plan: Plan, needed: Iterable[str], confinement: Confinement | None
+    ) -> Seat:
+        """`start` for the source candidate `backend`, whose file has the hash `sha256`: in the child that was prepared
+        for it, if there is one."""
+        self.prepared()
+        found = self._prepared
+        if found is None or not found.child.alive or (found.sha256, found.confinement) != (sha256, confinement):
+            self._drop_prepared()
+            return self.start(key, CANDIDATE, backend, plan, needed, confinement)
+        self._prepared = None
+        self.dismiss(key)
+        self._make_room(set(needed))
+        return self._seat(key, found.child, "", backend, plan)
 
     def start_beside(self, other: Seat, key: str, backend: str) -> Seat:
         """Build another decoder in the child of `other`, and wait for it."""
@@ -203,8 +279,19 @@ class Seats:
             seat.child.kill()
 
     def close(self) -> None:
+        self._drop_prepared()
         for key in list(self._seats):
             self.dismiss(key)
+
+    def _drop_prepared(self) -> None:
+        if self._prepared is not None:
+            self._prepared.child.kill()
+            self._prepared = None
+
+    def _log(self) -> Path:
+        log = self._folder / "children" / f"{next(self._numbers):03d}.log"
+        log.unlink(missing_ok=True)  # of an earlier run of this search
+        return log
 
     def _seat(self, key: str, child: Child, decoder: str, backend: str, plan: Plan | None) -> Seat:
         build = {

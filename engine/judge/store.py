@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.codec import digest
-from engine.judge.forcing import Floor
+from engine.codec import digest, to_json
+from engine.judge.floor import Floor
 from engine.judge.protocol import Text
+from engine.sampling import Sampling
 
 FILE_NAME = "judge.jsonl"
 KEPT_REPEATS = 24
@@ -29,15 +31,25 @@ class Store:
         self._texts: dict[str, Text] = {}
         self._floors: dict[str, Floor] = {}
         self._repeats: list[float] = []
+        self._secret = ""
         for record in self._read():
             self._take(record)
 
-    def text(self, implementation: str, prompt: Sequence[int], max_new_tokens: int) -> Text | None:
+    def text(
+        self, implementation: str, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None = None
+    ) -> Text | None:
         """Stock's free run of a prompt, where it was made before."""
-        return self._texts.get(_key(implementation, prompt, max_new_tokens))
+        return self._texts.get(_key(implementation, prompt, max_new_tokens, sampling))
 
-    def keep_text(self, implementation: str, prompt: Sequence[int], max_new_tokens: int, text: Text) -> None:
-        key = _key(implementation, prompt, max_new_tokens)
+    def keep_text(
+        self,
+        implementation: str,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        text: Text,
+        sampling: Sampling | None = None,
+    ) -> None:
+        key = _key(implementation, prompt, max_new_tokens, sampling)
         self._append({"kind": "text", "key": key, "ids": text.ids, "stop_reason": text.stop_reason})
 
     def floor(self, implementation: str) -> Floor | None:
@@ -45,6 +57,13 @@ class Store:
 
     def keep_floor(self, implementation: str, floor: Floor) -> None:
         self._append({"kind": "floor", "key": implementation, "floor": vars(floor)})
+
+    @property
+    def secret(self) -> str:
+        """A number of this search that nobody else knows: a source candidate may know the search's seed."""
+        if not self._secret:
+            self._append({"kind": "secret", "secret": secrets.token_hex(16)})
+        return self._secret
 
     @property
     def repeats(self) -> list[float]:
@@ -89,9 +108,11 @@ class Store:
             self._texts[record["key"]] = Text(tuple(record["ids"]), record["stop_reason"])
         elif record["kind"] == "floor":
             self._floors[record["key"]] = Floor(**record["floor"])
+        elif record["kind"] == "secret":
+            self._secret = record["secret"]
         elif record["kind"] == "repeats":
             self._repeats += record["log_ratios"]
 
 
-def _key(implementation: str, prompt: Sequence[int], max_new_tokens: int) -> str:
-    return digest([implementation, list(prompt), max_new_tokens])
+def _key(implementation: str, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None) -> str:
+    return digest([implementation, list(prompt), max_new_tokens, *([to_json(sampling)] if sampling else [])])

@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -19,18 +18,26 @@ from typing import Literal
 from engine.codec import from_json, to_json
 from engine.deployment import Deployment
 from engine.drafters.reference import DrafterKind, open_drafter
-from engine.hardware import HardwareProfile, probe
+from engine.errors import UserError
+from engine.hardware import HardwareProfile, identify_device, probe
 from engine.judge import bench, forcing
 from engine.judge.bench import ReadLimit
+from engine.judge.conditions import Watch
+from engine.judge.confinement import confinement_for
 from engine.judge.effort import Effort
-from engine.judge.forcing import Scored
-from engine.judge.hidden import HiddenPrompt, Material, draw, prepare
+from engine.judge.hidden import Material, draw, prepare
+from engine.judge.pairs import WARMUP_TOKENS, Duel, pair_of, time_alone
 from engine.judge.process import ChildFailed
+from engine.judge.questions import Question, Questions
+from engine.judge.record import Recorder, source_of
 from engine.judge.reference import STOCK, Reference
-from engine.judge.report import Comparison, Judgement, Pair, Verdict
-from engine.judge.seats import CANDIDATE, Reply, Seat, Seats, accept_length
+from engine.judge.report import Judgement, Verdict
+from engine.judge.rounds import MOST_VOID, NotIdle
+from engine.judge.seats import CANDIDATE, BatchReply, Seat, Seats, accept_length
+from engine.judge.sides import side_by_side
 from engine.judge.store import Store
-from engine.levers import usable_cores
+from engine.judge.trial import Tools, Trial
+from engine.levers import MAX_DRAFT_TOKENS, usable_cores
 from engine.plan import Plan
 from engine.roofline import StageProfile, profiled_event
 from engine.search.events import IncumbentChanged, Profiled, StockMeasured
@@ -45,27 +52,6 @@ BACKENDS: dict[DrafterKind, dict[str, str]] = {
     "draft_model": {STOCK: "transformers", SPECULATIVE: "transformers-assisted"},
 }
 """Stock by kind of drafter: plain generation, and the released speculative implementation for that drafter."""
-FIRST_REPEATS = 4
-"""A/A repeats that the first comparison of a search waits for."""
-WARMUP_TOKENS = 8
-
-
-@dataclass
-class _Trial:
-    """What one trial has gathered so far."""
-
-    plan: Plan
-    number: int
-    fresh: int
-    prompts: list[HiddenPrompt] = field(default_factory=list)
-    replies: list[tuple[HiddenPrompt, Reply]] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
-    warmup_s: float = 0.0
-
-    @property
-    def accept_length(self) -> float | None:
-        """Tokens emitted per verify step over all answers, as the candidate counts them: it explains, no more."""
-        return accept_length([reply for _, reply in self.replies])
 
 
 class Workbench:
@@ -76,7 +62,8 @@ class Workbench:
 
     The rest is for other servers and for tests: `material` replaces what is read from the deployment, `backend_for`
     names the backend that runs a plan, `stock` those of the two baselines, `read_limit` the physical floor of a
-    target pass (None: from the kept probe of this device).
+    target pass (None: from the kept probe of this device), `watch` makes what looks after the machine while pairs are
+    timed (`conditions.unwatched`: nothing does), `threads` are those of every child (None: one for each usable core).
 
     Every method raises ChildFailed where stock, the incumbent or our own engine fails; the same call may be tried
     again. A candidate that fails is a verdict.
@@ -94,6 +81,8 @@ class Workbench:
         backend_for: Callable[[Plan], str] = lambda plan: "engine",
         stock: Mapping[str, str] | None = None,
         read_limit: ReadLimit | None = None,
+        watch: Callable[[str], Watch] = Watch,
+        threads: int | None = None,
     ) -> None:
         self.deployment = deployment
         self.effort = effort or Effort()
@@ -103,12 +92,28 @@ class Workbench:
         self._backend_for = backend_for
         self._backends = stock or BACKENDS[self.material.drafter_kind]
         self._read_limit = read_limit
+        self._folder = folder
         self._max_new_tokens = deployment.regime.max_new_tokens
-        threads = usable_cores()
-        self._seats = Seats(deployment, self.material, threads, folder, self.effort.children, self.effort.timeouts)
-        self._store = Store(folder, {"deployment": to_json(deployment), "threads": threads})
+        self._threads = threads or usable_cores()
+        self._seats = Seats(
+            deployment, self.material, self._threads, folder, self.effort.children, self.effort.timeouts
+        )
+        self._store = Store(folder, {"deployment": to_json(deployment), "threads": self._threads})
+        self._questions = Questions(self.material, deployment.regime, seed, self._store.secret)
         self._reference = Reference(
-            deployment, self.material, self.effort, seed, self._seats, self._store, self._backends[STOCK], progress
+            deployment, self._questions, self.effort, self._seats, self._store, self._backends[STOCK], progress
+        )
+        self._tools = Tools(
+            material=self.material,
+            questions=self._questions,
+            reference=self._reference,
+            store=self._store,
+            effort=self.effort,
+            watch=lambda: watch(deployment.platform),
+            longest_prompt=deployment.regime.max_prompt_tokens,
+            max_new_tokens=self._max_new_tokens,
+            limit=self._limit,
+            progress=progress,
         )
         if self.material.left_out:
             progress(f"{self.material.left_out} prompts are longer than max_prompt_tokens and are left out")
@@ -129,15 +134,15 @@ class Workbench:
         """Time an untouched baseline alone, after a short warm-up, on a few prompts."""
         self._progress("starting stock")
         seat = self._reference.seat() if name == "autoregressive" else self._speculative()
-        prompts = self._reference.solo_prompts()
-        seat.generate(prompts[0].ids, WARMUP_TOKENS)
+        questions = self._reference.solo_questions()
+        self._warm(seat, questions[0])
         replies = []
-        for number, prompt in enumerate(prompts, start=1):
-            self._progress(f"timing stock {number}/{len(prompts)}")
-            reply = seat.generate(prompt.ids, self._max_new_tokens)
+        for number, question in enumerate(questions, start=1):
+            self._progress(f"timing stock {number}/{len(questions)}")
+            reply = self._generate(seat, question)
             replies.append(reply)
             if name == "autoregressive":
-                self._reference.keep(prompt, reply.text)
+                self._reference.keep(question, reply.texts)
         samples = tuple(reply.tok_s for reply in replies)
         return StockMeasured(name, seat.implementation, statistics.median(samples), samples, accept_length(replies))
 
@@ -150,41 +155,65 @@ class Workbench:
         target, drafter = open_checkpoint(self.deployment.target), open_drafter(self.deployment.drafter)
         return profiled_event(measured, target.config, drafter.config, plan, self.deployment.dtype, hardware, round)
 
-    def judge(self, trial: int, plan: Plan, incumbent: Plan | None, *, fresh: int) -> Judgement:
+    def judge(
+        self,
+        trial: int,
+        plan: Plan,
+        incumbent: Plan | None,
+        *,
+        fresh: int,
+        source: str | None = None,
+        following: str | None = None,
+    ) -> Judgement:
         """Judge `plan` on hidden prompts: token forcing, then timing against `incumbent` on the same prompts, whose
         texts are forced too. Without an incumbent the plan is forced and timed alone.
 
-        `fresh` numbers the draw of prompts: two numbers get different prompts as long as there are enough. The
-        prompts of trial `trial` are thus known from seed, `fresh` and effort, and told in the judgement.
+        `fresh` numbers the draw of prompts: two numbers get different prompts as long as there are enough. What was
+        asked and answered is written into the search's folder, for `judge replay`.
+
+        `source` names the backend of a source candidate ("file.py:function"), which is given `plan`. It runs confined.
+        Raises UserError where it cannot be confined.
+
+        `following` is the source of the next trial. Its child starts while this candidate is forced, for a start takes
+        one core, and most of a short trial: up to the point where foreign code would run. There it stands still.
         """
         start = time.perf_counter()
-        work = _Trial(plan, trial, fresh, draw(self.material.prompts, self.seed, fresh, self.effort.drawn))
+        recorder = self._recorder(trial, fresh, plan, incumbent, source)
+        work = Trial(
+            self._tools, recorder, trial, fresh, draft_tokens=self._deepest(plan, source), source=source is not None
+        )
         accepted = False
         try:
-            judgement = self._judge(work, incumbent)
+            judgement = self._judge(work, plan, incumbent, source, following)
             accepted = judgement.verdict == "accepted"
         except ChildFailed as failure:
             if failure.role != CANDIDATE:
                 raise
-            judgement = Judgement(_verdict(failure), failure.reason)
+            judgement = work.verdict(_verdict(failure), failure.reason)
+        except NotIdle as noise:
+            judgement = work.verdict("invalid", f"{str(noise)[0].upper()}{str(noise)[1:]}.")
         finally:
-            if accepted:
+            if accepted and source is None:
                 self._seats.move(CANDIDATE, _key(plan), INCUMBENT)
             else:
                 self._seats.dismiss(CANDIDATE)
-        return dataclasses.replace(
+        judgement = dataclasses.replace(
             judgement,
-            prompts=tuple(dict.fromkeys(prompt.id for prompt, _ in work.replies)),
-            accept_length=work.accept_length,
+            prompts=tuple(dict.fromkeys(answer.question.id for answer in work.answers if answer.probe is None)),
+            accept_length=accept_length([answer.reply for answer in work.answers if answer.probe is None]),
             seconds=time.perf_counter() - start,
+            costs=work.clock.costs(),
         )
+        name = recorder.write(self._folder, judgement, identify_device(self.deployment.platform))
+        return dataclasses.replace(judgement, record=name)
 
     def standing(self, plan: Plan, trial: int, over_incumbent: float, final: bool) -> IncumbentChanged:
         """A new incumbent side by side with stock autoregressive decoding; the closing one (`final`), on more prompts,
         also with stock speculative decoding and with our own autoregressive decoding."""
         own = autoregressive(plan) if final and plan.source != "none" else None
         count = self.effort.final_pairs if final else self.effort.standing_pairs
-        warm, *prompts = draw(self.material.prompts, self.seed, trial, count + 1, "closing" if final else "standing")
+        purpose = "closing" if final else "standing"
+        warm, *questions = self._questions.draw(purpose, trial, count + MOST_VOID + 1)
         self._progress("starting stock")
         needed = {STOCK, _key(plan), *([_key(own)] if own else [])}
         seats = [self._incumbent(plan, needed), self._reference.seat()]
@@ -193,21 +222,20 @@ class Workbench:
         if own:
             seats.append(self._seats.get(_key(own)) or self._start(_key(own), OWN, own, needed))
         for seat in seats:
-            seat.generate(warm.ids, WARMUP_TOKENS)
-
-        def side(seat: Seat) -> Callable[[tuple[int, HiddenPrompt]], Reply]:
-            def ask(numbered: tuple[int, HiddenPrompt]) -> Reply:
-                self._progress(f"timing side by side {numbered[0]}/{count}: {seat.name}")
-                return seat.generate(numbered[1].ids, self._max_new_tokens)
-
-            return ask
-
-        rounds = bench.run_rounds(list(enumerate(prompts, start=1)), [side(seat) for seat in seats])
-        for prompt, replies in zip(prompts, rounds, strict=True):
-            self._reference.keep(prompt, replies[1].text)
-        self._recheck([(prompt, replies[0]) for prompt, replies in zip(prompts, rounds, strict=True)])
+            self._warm(seat, warm)
+        rounds, conditions = side_by_side(
+            seats, questions, count, self._max_new_tokens, self._tools.watch(), self._progress
+        )
+        for each in rounds:
+            self._reference.keep(each.prompt, each.results[1].texts)
+        self._recheck([(each.prompt, each.results[0]) for each in rounds])
         over = [
-            self._summary(seat.implementation, trial, prompts, [(replies[i], replies[0]) for replies in rounds])
+            bench.summarise(
+                seat.implementation,
+                [pair_of(each.prompt.id, each.results[i], each.results[0]) for each in rounds],
+                self._store.repeats,
+                conditions=conditions,
+            )
             for i, seat in enumerate(seats)
             if i > 0
         ]
@@ -224,116 +252,89 @@ class Workbench:
             final=final,
         )
 
-    def _judge(self, work: _Trial, incumbent: Plan | None) -> Judgement:
+    def _judge(
+        self,
+        work: Trial,
+        plan: Plan,
+        incumbent: Plan | None,
+        source: str | None,
+        following: str | None,
+    ) -> Judgement:
+        effort = self.effort
+        forced, timed = effort.forced(source is not None), effort.timed(incumbent is not None)
+        questions = work.draw("", forced + timed)
+        to_force, to_time = questions[:forced], questions[forced:]
         self._progress("start-up")
-        stock = self._reference.seat()
-        stock.ready()
-        rival = None if incumbent is None else self._incumbent(incumbent, {STOCK, _key(work.plan)})
-        candidate, started = self._candidate(work.plan, incumbent)
-        to_force, to_time = work.prompts[: self.effort.forcing_prompts], work.prompts[self.effort.forcing_prompts :]
-        for prompt in to_force:  # while the candidate builds
-            self._reference.free_run(prompt)
-        floor = self._reference.floor()
-        candidate.ready()
+        duel = None
+        with work.clock.phase("start"):
+            stock = self._reference.seat()
+            rival = None if incumbent is None else self._incumbent(incumbent, {STOCK, _key(plan)})
+            stock.ready()
+            self._seats.prepared()
+            if rival is not None:
+                duel = Duel(work, rival, to_time)
+                if source is not None:
+                    rival.ready()
+                    duel.alone(effort.alone)
+            candidate, started = self._candidate(plan, incumbent, source)
+            if following is not None:
+                self._prepare(following)
+            for question in to_force:  # while the candidate builds
+                work.clock.generated(self._reference.free_run(question))
+            work.recorder.floor = self._reference.floor()
+            work.ready(candidate)
+        if source is not None and work.recorder.source != source_of(source):
+            raise ChildFailed("invalid", "The candidate's source was changed while it was started.", CANDIDATE)
+        if objection := work.force(candidate, to_force, started):
+            return objection
+        with work.clock.phase("start"):
+            self._seats.prepared()
+        if duel is None:
+            return work.accepted(time_alone(work, candidate, to_time))
+        return work.compared(duel.compare(candidate))
 
-        for number, prompt in enumerate(to_force, start=1):
-            self._progress(f"token forcing {number}/{len(to_force)}")
-            self._answer(work, candidate, prompt)
-            if number == 1 and started is not None:
-                work.warmup_s = time.perf_counter() - started
-        work.scored = [self._reference.scored(prompt, reply.text) for prompt, reply in work.replies]
-        found = forcing.report(work.scored, floor, self.material.stop_ids, self.material.decode)
-        if objection := forcing.objection(found):
-            return Judgement("lossy", objection, forcing=found)
+    def _generate(self, seat: Seat, question: Question) -> BatchReply:
+        return seat.generate_batch(question.ids, self._max_new_tokens, question.sampling)
 
-        comparison = None
-        if rival is None:
-            sentence = self._time_alone(work, candidate, to_time[: self.effort.solo])
-        else:
-            rule = self.effort.rule
-            spare = draw(self.material.prompts, self.seed, work.fresh, rule.most - rule.pairs, "undecided")
-            comparison = self._compare(work, candidate, rival, [*to_time[: rule.pairs], *spare])
-            sentence = _sentence(comparison)
-            if not bench.is_gain(comparison):
-                return Judgement("slower", sentence, forcing=found, comparison=comparison)
-        self._progress("scoring the timed texts")
-        timed = work.replies[len(to_force) :]
-        work.scored += [self._reference.scored(prompt, reply.text) for prompt, reply in timed]
-        found = forcing.report(work.scored, floor, self.material.stop_ids, self.material.decode)
-        if objection := forcing.objection(found):
-            return Judgement("lossy", objection, forcing=found, comparison=comparison)
-        return Judgement("accepted", f"{sentence}; lossless on {found.tokens} tokens.", (), found, comparison)
+    def _warm(self, seat: Seat, question: Question) -> None:
+        seat.generate_batch(question.ids, WARMUP_TOKENS, question.sampling)
 
-    def _time_alone(self, work: _Trial, candidate: Seat, prompts: Sequence[HiddenPrompt]) -> str:
-        """Each prompt twice: the first times are the plan's, and their ratios to the second are this device's A/A."""
-        first, repeats = [], []
-        for number, prompt in enumerate(prompts, start=1):
-            self._progress(f"timing {number}/{len(prompts)}")
-            first.append(self._answer(work, candidate, prompt))
-            repeats.append(bench.log_ratio(_pair("", first[-1], self._answer(work, candidate, prompt))))
-        self._store.keep_repeats(repeats)
-        return f"{statistics.median(reply.tok_s for reply in first):.1f} tokens/s alone"
-
-    def _compare(self, work: _Trial, candidate: Seat, rival: Seat, prompts: Sequence[HiddenPrompt]) -> Comparison:
-        """Timed pairs in ABBA order. On its first prompts the rival answers twice in a row: these are its A/A. They lie
-        as close in time as a pair does, so a drift of the machine widens neither."""
-        seed, rule = self._bootstrap_seed(work.number), self.effort.rule
-        rival.generate(work.prompts[0].ids, WARMUP_TOKENS)
-        count = max(self.effort.repeats, FIRST_REPEATS - len(self._store.repeats))
-        repeats: list[float] = []
-
-        def ask_rival(prompt: HiddenPrompt) -> Reply:
-            first = rival.generate(prompt.ids, self._max_new_tokens)
-            if len(repeats) >= count:
-                return first
-            second = rival.generate(prompt.ids, self._max_new_tokens)
-            repeats.append(bench.log_ratio(_pair("", first, second)))
-            # The answer beside the candidate's turn counts: the rival goes first in rounds 1, 3, ...
-            return second if len(repeats) % 2 == 1 else first
-
-        def ask_candidate(prompt: HiddenPrompt) -> Reply:
-            return self._answer(work, candidate, prompt)
-
-        def stop(rounds: list[list[Reply]]) -> bool:
-            self._progress(f"timing {len(rounds)}/{rule.pairs if len(rounds) <= rule.pairs else rule.most}")
-            ratios = [bench.ratio(_pair("", one, other)) for one, other in rounds]
-            return bench.finished(ratios, [*self._store.repeats, *repeats], rule, seed)
-
-        rounds = bench.run_rounds(prompts, [ask_rival, ask_candidate], stop)
-        self._store.keep_repeats(repeats)
-        return self._summary(
-            "the incumbent", work.number, prompts, [(one, other) for one, other in rounds], work.warmup_s
+    def _recorder(self, trial: int, fresh: int, plan: Plan, incumbent: Plan | None, source: str | None) -> Recorder:
+        candidate = source or self._backend_for(plan)
+        backends = {STOCK: self._backends[STOCK], CANDIDATE: candidate}
+        if incumbent is not None:
+            backends[INCUMBENT] = self._backend_for(incumbent)
+        return Recorder(
+            trial=trial,
+            fresh=fresh,
+            seed=self.seed,
+            deployment=self.deployment,
+            plan=plan,
+            incumbent=incumbent,
+            backends=backends,
+            stop_ids=self.material.stop_ids,
+            vocab_size=self.material.vocab_size,
+            threads=self._threads,
+            source=None if source is None else source_of(source),
+            effort=to_json(self.effort),
+            read_limit=self._limit(),
+            draft_tokens=self._deepest(plan, source),
         )
 
-    def _summary(
-        self,
-        reference: str,
-        trial: int,
-        prompts: Sequence[HiddenPrompt],
-        rounds: Sequence[tuple[Reply, Reply]],
-        warmup_s: float = 0.0,
-    ) -> Comparison:
-        pairs = [_pair(prompt.id, *both) for prompt, both in zip(prompts, rounds, strict=False)]
-        return bench.summarise(reference, pairs, self._store.repeats, self._bootstrap_seed(trial), warmup_s)
+    def _deepest(self, plan: Plan, source: str | None) -> int:
+        """Draft tokens that a verify pass of the candidate may hold: its plan's, or of foreign code any."""
+        if source is not None:
+            return bench.largest_draft(MAX_DRAFT_TOKENS, self._max_new_tokens)
+        return plan.draft_tokens if plan.source != "none" else 0
 
-    def _answer(self, work: _Trial, candidate: Seat, prompt: HiddenPrompt) -> Reply:
-        """Ask the candidate. Raises ChildFailed for an answer that came sooner than the device can read the weights."""
-        reply = candidate.generate(prompt.ids, self._max_new_tokens)
-        work.replies.append((prompt, reply))
-        draft_tokens = work.plan.draft_tokens if work.plan.source != "none" else 0
-        least = self._limit().seconds(len(reply.text.ids), draft_tokens)
-        if reply.seconds < least:
-            raise ChildFailed(
-                "invalid",
-                f"The candidate gave {len(reply.text.ids)} tokens in {reply.seconds * 1e3:.1f} ms; reading the weights "
-                f"as often as that takes {least * 1e3:.1f} ms on this device. The time or the text is not real.",
-                CANDIDATE,
-            )
-        return reply
-
-    def _recheck(self, answers: Sequence[tuple[HiddenPrompt, Reply]]) -> None:
+    def _recheck(self, answers: Sequence[tuple[Question, BatchReply]]) -> None:
         """Force an incumbent's timed texts once more. Raises ChildFailed where one is not lossless."""
-        scored = [self._reference.scored(prompt, reply.text) for prompt, reply in answers]
+        scored = [
+            self._reference.scored(part, text, self._max_new_tokens)
+            for question, reply in answers
+            for part, text in zip(question.parts, reply.texts, strict=True)
+        ]
+        scored = self._reference.confirmed(scored, self.material.stop_ids)
         found = forcing.report(scored, self._reference.floor(), self.material.stop_ids, self.material.decode)
         if objection := forcing.objection(found):
             raise ChildFailed("invalid", f"The incumbent is not lossless: {objection}", INCUMBENT)
@@ -344,15 +345,23 @@ class Workbench:
             self._read_limit = ReadLimit.from_probe(self.material.read_bytes, here.llc_bytes, here.read_gb_s)
         return self._read_limit
 
-    def _candidate(self, plan: Plan, incumbent: Plan | None) -> tuple[Seat, float | None]:
-        """The candidate's child and when it was started; None where it is one that has won before."""
+    def _candidate(self, plan: Plan, incumbent: Plan | None, source: str | None) -> tuple[Seat, float | None]:
+        """The candidate's child and when it was started; None where it is one that was there before."""
         needed = {STOCK, CANDIDATE, *([_key(incumbent)] if incumbent else [])}
-        if plan != incumbent and self._seats.get(_key(plan)) is not None:
+        if source is not None:
+            confinement, sha256 = confinement_for(self.deployment, source), source_of(source).sha256
+            seat = self._seats.start_source(CANDIDATE, source, sha256, plan, needed, confinement)
+            return seat, time.perf_counter()
+        waiting = self._seats.get(_key(plan)) if plan != incumbent else None
+        if waiting is not None:
             self._seats.move(_key(plan), CANDIDATE, CANDIDATE)
-            seat = self._seats.get(CANDIDATE)
-            if seat is not None:
-                return seat, None
+            return waiting, None
         return self._start(CANDIDATE, CANDIDATE, plan, needed), time.perf_counter()
+
+    def _prepare(self, source: str) -> None:
+        """Start the next candidate's child. What is wrong with that one is told by its own trial, not by this one."""
+        with suppress(UserError):
+            self._seats.prepare(source_of(source).sha256, confinement_for(self.deployment, source))
 
     def _incumbent(self, plan: Plan, needed: set[str] | None = None) -> Seat:
         return self._seats.get(_key(plan)) or self._start(_key(plan), INCUMBENT, plan, needed or {STOCK})
@@ -365,9 +374,6 @@ class Workbench:
     def _start(self, key: str, role: str, plan: Plan, needed: set[str]) -> Seat:
         return self._seats.start(key, role, self._backend_for(plan), plan, needed)
 
-    def _bootstrap_seed(self, trial: int) -> int:
-        return zlib.crc32(f"{self.seed}:{trial}".encode())
-
 
 def autoregressive(plan: Plan) -> Plan:
     """The same compute levers without drafts."""
@@ -378,23 +384,6 @@ def _key(plan: Plan) -> str:
     return f"plan:{plan.digest}"
 
 
-def _pair(prompt: str, reference: Reply, candidate: Reply) -> Pair:
-    return Pair(
-        prompt=prompt,
-        reference_s=reference.seconds,
-        candidate_s=candidate.seconds,
-        reference_tokens=len(reference.text.ids),
-        candidate_tokens=len(candidate.text.ids),
-    )
-
-
 def _verdict(failure: ChildFailed) -> Verdict:
     verdicts: dict[str, Verdict] = {"crashed": "crashed", "timed out": "timed out"}
     return verdicts.get(failure.kind, "invalid")
-
-
-def _sentence(comparison: Comparison) -> str:
-    return (
-        f"{comparison.ratio:.2f}x the incumbent (95 % interval {comparison.low:.2f} to {comparison.high:.2f}; a gain "
-        f"must clear {1 + comparison.threshold:.2f})"
-    )

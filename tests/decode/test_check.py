@@ -74,7 +74,10 @@ def test_facts(folder: Path) -> None:
     ("changes", "field", "words"),
     [
         ({"batch": 2}, "regime", "batch 2 is not supported yet"),
-        ({"temperature": 0.7}, "regime", "temperature 0.7 is not supported yet"),
+        ({"temperature": -0.1}, "regime", "temperature -0.1 is not a number from 0, greedy decoding, to 2"),
+        ({"temperature": 2.5}, "regime", "temperature 2.5 is not a number"),
+        ({"temperature": float("nan")}, "regime", "temperature nan is not a number"),
+        ({"temperature": float("inf")}, "regime", "temperature inf is not a number"),
         ({"max_prompt_tokens": 0}, "regime", "at least one token"),
         ({"max_new_tokens": 0}, "regime", "at least one token"),
         ({"max_prompt_tokens": 150, "max_new_tokens": 43}, "regime", "are 193, and the context of the target"),
@@ -91,6 +94,11 @@ def test_what_the_deployment_gets_wrong(folder: Path, changes: dict[str, Any], f
     error = refused(served(folder, **changes))
     assert words in error.sentence
     assert error.field == field
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-3, 0.7, 2.0])
+def test_temperatures_that_can_be_served(folder: Path, temperature: float) -> None:
+    check_deployment(served(folder, temperature=temperature), Plan(source="none"))
 
 
 def test_the_longest_regime_that_fits(folder: Path) -> None:

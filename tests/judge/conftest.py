@@ -12,6 +12,7 @@ from judge_world import NEW_TOKENS, MakeBench, toy
 
 from engine.deployment import Deployment, Regime
 from engine.judge.bench import ReadLimit
+from engine.judge.conditions import Watch, unwatched
 from engine.judge.effort import Effort
 from engine.judge.hidden import HiddenPrompt, Material
 from engine.judge.reference import STOCK
@@ -55,6 +56,7 @@ def make_bench(material: Material, tmp_path_factory: pytest.TempPathFactory) -> 
         progress: Callable[[str], None] = lambda text: None,
         effort: Effort | None = None,
         read_limit: ReadLimit = ReadLimit(0.0, 0.0, 1.0),  # noqa: B008 - frozen
+        watch: Callable[[str], Watch] = unwatched,
     ) -> Workbench:
         table = toys_by_plan if toys_by_plan is not None else {}
         bench = Workbench(
@@ -62,11 +64,12 @@ def make_bench(material: Material, tmp_path_factory: pytest.TempPathFactory) -> 
             folder or tmp_path_factory.mktemp("search"),
             7,
             progress,
-            effort=effort or Effort(timeouts=Timeouts(build=60.0, first_answer=3.0, answer=3.0)),
+            effort=effort or Effort(timeouts=Timeouts(build=60.0, first_answer=6.0, answer=6.0)),
             material=material,
             backend_for=lambda plan: toy(table.get(plan, "honest")),
             stock={STOCK: toy("stock"), SPECULATIVE: toy("speculative")},
             read_limit=read_limit,
+            watch=watch,
         )
         opened.append(bench)
         return bench

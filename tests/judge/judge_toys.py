@@ -328,3 +328,36 @@ def works_in_background(deployment, plan, threads):
             return {"implementation": "counting", "count": state["count"], "pid": os.getpid()}
 
     return Counting(pace=0.0)
+
+
+class Drifting(Toy):
+    """Decodes at half its pace from its fifth answer on, until its answer number `until`."""
+
+    def __init__(self, until):
+        super().__init__()
+        self.until = until
+
+    def generate(self, prompts, max_new_tokens, stop_ids):
+        self.pace = 2 * STOCK_S if 4 <= self.calls < self.until else STOCK_S
+        return super().generate(prompts, max_new_tokens, stop_ids)
+
+
+def slowed_for_a_while(deployment, plan, threads):
+    return Drifting(until=10)
+
+
+def slowed_for_good(deployment, plan, threads):
+    return Drifting(until=10**9)
+
+
+def fast_when_asked_again(deployment, plan, threads):
+    """Answers a prompt that it has seen six times as fast."""
+    toy, seen = Toy(), set()
+
+    def text(prompt, limit, stop_ids):
+        toy.pace = STOCK_S / 6 if tuple(prompt) in seen else STOCK_S
+        seen.add(tuple(prompt))
+        return greedy(prompt, limit, stop_ids)
+
+    toy.text = text
+    return toy

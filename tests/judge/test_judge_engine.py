@@ -12,6 +12,7 @@ from engine.deployment import Deployment, Regime
 from engine.errors import UserError
 from engine.hardware import HardwareProfile
 from engine.judge.bench import PairRule, ReadLimit
+from engine.judge.conditions import unwatched
 from engine.judge.effort import Effort
 from engine.judge.hidden import prepare
 from engine.judge.workbench import Workbench
@@ -77,6 +78,7 @@ def test_our_engine_is_judged_profiled_and_compared(deployment: Deployment, tmp_
         phases.append,
         effort=EFFORT,
         read_limit=ReadLimit(0.0, 0.0, 1.0),
+        watch=unwatched,
     ) as bench:
         stock = bench.measure_stock("autoregressive")
         assert "transformers" in stock.implementation

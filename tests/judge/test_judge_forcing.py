@@ -8,7 +8,8 @@ import random
 import pytest
 
 from engine.judge import forcing
-from engine.judge.forcing import ENDED, Floor, Sample, Scored, disagreements, measure_floor, near_tie_limit
+from engine.judge.floor import SAFETY, Floor, Sample, measure_floor, near_tie_limit
+from engine.judge.forcing import ENDED, Scored, disagreements
 from engine.judge.protocol import Scores, Text
 
 STOP = (0,)
@@ -145,7 +146,7 @@ def test_floor_is_the_largest_difference_that_stock_shows_to_itself() -> None:
     one = floor_scores([1.0, 0.5, 2.0, 0.001], [1, 2, 3, 4], [5, 6, 7, 8])
     wide = floor_scores([1.001, 0.5, 2.5, 0.002], [1, 2, 3, 8], [5, 6, 9, 4])  # row 2 leads with other tokens
     floor = measure_floor([Sample((1, 2, 3, 4), one, ((8, wide),))], "fp32")
-    assert floor.margin == pytest.approx(forcing.SAFETY["fp32"] * 0.003)  # the swapped pair: 0.001 + 0.002
+    assert floor.margin == pytest.approx(SAFETY["fp32"] * 0.003)  # the swapped pair: 0.001 + 0.002
     assert (floor.flips, floor.positions) == (1, 8)
     assert "width" in floor.method
 
@@ -154,10 +155,63 @@ def test_a_flip_of_stocks_own_text_widens_the_floor() -> None:
     one = floor_scores([1.0, 1.0], [1, 2], [5, 6], own=[20.0, 19.98])
     floor = measure_floor([Sample((1, 6), one)], "fp32")
     assert floor.flips == 1
-    assert floor.margin == pytest.approx(forcing.SAFETY["fp32"] * 0.02)
+    assert floor.margin == pytest.approx(SAFETY["fp32"] * 0.02)
 
 
 def test_floor_never_falls_under_the_rounding_of_a_logit() -> None:
     one = floor_scores([1.0], [1], [5])
     assert 0 < measure_floor([Sample((1,), one)], "fp32").margin < 1e-5
     assert measure_floor([Sample((1,), one)], "bf16").margin == pytest.approx(2 * 2**-9 * 20.0)
+
+
+# Errors that stock itself does not agree on --------------------------------------------------------------------
+
+
+def test_an_error_counts_only_where_stock_says_so_in_both_ways() -> None:
+    ids = [5, 1, 7, 2, 9, 4]
+    one_pass = scored([5, 6, 7, 2, 9, 4, 3], ids)  # token 1 is wrong
+    by_rows = scored([5, 1, 7, 8, 9, 4, 3], ids)  # token 3 is wrong, token 1 is not
+    (unstable,) = forcing.confirmed([one_pass], FLOOR.margin, STOP, lambda answer: by_rows.scores)
+    assert disagreements(unstable, FLOOR.margin, STOP) == []
+    (wrong,) = forcing.confirmed([one_pass], FLOOR.margin, STOP, lambda answer: one_pass.scores)
+    assert wrong == one_pass
+    assert [place.position for place in disagreements(wrong, FLOOR.margin, STOP)] == [1]
+
+
+def test_answers_without_an_error_are_not_scored_again_and_one_that_is_confirmed_ends_it() -> None:
+    right = scored([5, 6, 7, 8, 9, 4, 3], [5, 6, 7, 8, 9, 4])
+    tied = scored([5, 6, 7, 8, 9, 4, 3], [5, 1, 7, 8, 9, 4], {1: 0.001})
+    wrong = scored([5, 6, 7, 8, 9, 4, 3], [5, 1, 7, 8, 9, 4])
+    asked: list[Scored] = []
+
+    def again(answer: Scored) -> Scores:
+        asked.append(answer)
+        return answer.scores
+
+    assert forcing.confirmed([right, tied, wrong, wrong], FLOOR.margin, STOP, again) == [right, tied, wrong, wrong]
+    assert asked == [wrong]
+
+
+def test_a_text_that_ends_wrongly_stays_wrong_however_it_is_scored() -> None:
+    cut = scored([5, 6, 7, 8], [5, 6, 7])
+    (kept,) = forcing.confirmed([cut], FLOOR.margin, STOP, lambda answer: answer.scores)
+    assert kinds(kept) == [("error", 3, ENDED, 8)]
+
+
+def test_the_kinder_scores_are_taken_position_by_position() -> None:
+    rng = random.Random()
+    n = 40
+
+    def scores() -> Scores:
+        best = [rng.uniform(5, 9) for _ in range(n)]
+        own = [b - rng.choice((0.0, rng.expovariate(1.0))) for b in best]
+        tokens = [tuple(rng.randrange(90) for _ in range(n)) for _ in range(2)]
+        return Scores(tokens[0], tuple(best), tuple(own), tokens[1], tuple(b - 0.1 for b in best), rng.randrange(90))
+
+    one, other = scores(), scores()
+    kinder = forcing.kinder(one, other)
+    for i in range(n):
+        gaps = [each.choice_logit[i] - each.token_logit[i] for each in (one, other)]
+        pick = one if gaps[0] <= gaps[1] else other
+        assert kinder.choice_logit[i] - kinder.token_logit[i] == min(gaps)
+        assert (kinder.choice[i], kinder.second[i]) == (pick.choice[i], pick.second[i])

@@ -17,8 +17,9 @@ from judge_world import toy
 
 from engine.codec import to_json
 from engine.deployment import Deployment
-from engine.judge.process import PASSED_ON, Child, ChildFailed, child_environment
+from engine.judge.process import Child, ChildFailed
 from engine.judge.protocol import generate_question
+from engine.judge.spawn import PASSED_ON, child_environment
 from engine.paths import REPOSITORY
 from engine.plan import Plan
 
@@ -87,13 +88,29 @@ def test_time_out_kills_it_and_says_so(child: Child) -> None:
         child.ask(QUESTION, 1)
 
 
+def test_an_answer_that_a_dead_child_still_owes_is_a_failure_in_words(child: Child) -> None:
+    child.send(build("hangs") | {"backend": "nowhere.py:build"})
+    with pytest.raises(ChildFailed, match="failed"):
+        child.receive(60)
+    with pytest.raises(ChildFailed, match="not running"):
+        child.receive(60)
+
+
 def test_a_reader_that_never_reads_is_timed_out(child: Child) -> None:
     child.ask(build("stock"), 60)
     os.kill(child.pid, signal.SIGSTOP)
-    child._resume = lambda: None  # type: ignore[method-assign]
+    child._body.resume = lambda: None  # type: ignore[method-assign]
     with pytest.raises(ChildFailed, match="did not read its request in time") as failure:
         child.ask(generate_question([[1] * 400_000], 8, [0]), 1)  # larger than a pipe holds
     assert failure.value.kind == "timed out"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 5])
+def test_any_signal_is_told(child: Child, number: int, tmp_path: Path) -> None:
+    source = tmp_path / "dies.py"
+    source.write_text(f"import os\n\ndef build(*_):\n    os.kill(os.getpid(), {int(number)})\n")
+    with pytest.raises(ChildFailed, match=r"was killed by (SIGKILL|signal 39)"):
+        child.ask(build("stock") | {"backend": f"{source}:build"}, 60)
 
 
 def test_kill_takes_everything_it_started(child: Child) -> None:

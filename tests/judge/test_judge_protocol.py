@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from engine.errors import ChildError
 from engine.judge import protocol
 from engine.judge.protocol import Closed, Invalid, Text, TimedOut
 
@@ -139,3 +140,12 @@ def test_scores_are_checked(changes: dict[str, object]) -> None:
     assert protocol.parse_scores(columns(), 2, 10).choice == (1, 2)
     with pytest.raises(Invalid):
         protocol.parse_scores(columns(**changes), 2, 10)
+
+
+def test_words_of_a_child_hide_nothing_and_can_be_stored() -> None:
+    hostile = "a\ud800b\x1b[2Jc\u202ed\rend\n"
+    with pytest.raises(ChildError) as failure:
+        protocol.unwrap({"request": 1, "error": hostile}, 1)
+    assert failure.value.reason == "a\ufffdb\ufffd[2Jc\ufffdd\ufffdend\n"
+    (text,) = protocol.parse_texts({"texts": [{"ids": [1], "stop_reason": "\ud800eos"}]}, 1, 4, 10)
+    assert text.stop_reason == "\ufffdeos"

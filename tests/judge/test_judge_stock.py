@@ -13,7 +13,8 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from engine.deployment import Deployment
 from engine.judge import forcing, stock
-from engine.judge.forcing import Sample, Scored
+from engine.judge.floor import Sample, measure_floor
+from engine.judge.forcing import Scored
 from engine.judge.protocol import Text, parse_scores, parse_texts
 
 SHAPE: dict[str, Any] = {
@@ -194,7 +195,7 @@ def test_lower_precision_is_lossy_and_another_width_is_not(
         one = parse_scores(plain.score(prompt, text.ids, 0), LIMIT, SHAPE["vocab_size"])
         at = tuple((w, parse_scores(plain.score(prompt, text.ids, w), LIMIT, SHAPE["vocab_size"])) for w in (1, 8))
         samples.append(Sample(text.ids, one, at))
-    floor = forcing.measure_floor(samples, "fp32")
+    floor = measure_floor(samples, "fp32")
     assert floor.margin < 0.01
 
     def forced(decoded: list[list[int]]) -> forcing.Forcing:

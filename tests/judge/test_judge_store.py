@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.judge.forcing import Floor
+from engine.judge.floor import Floor
 from engine.judge.protocol import Text
 from engine.judge.store import FILE_NAME, KEPT_REPEATS, Store
 

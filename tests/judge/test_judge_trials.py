@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
-from judge_world import MakeBench
+from judge_world import TOYS, MakeBench, toy
 
 from engine.judge.bench import PairRule, ReadLimit
+from engine.judge.conditions import Watch
 from engine.judge.effort import Effort
 from engine.judge.process import ChildFailed
+from engine.judge.record import read
 from engine.judge.reference import STOCK
 from engine.judge.report import Judgement
+from engine.judge.sandbox import available
 from engine.judge.seats import Patience, Timeouts
 from engine.judge.workbench import Workbench, autoregressive
 from engine.plan import Plan
 
 INCUMBENT = Plan(source="ngram", draft_tokens=1)  # as fast as stock
 CANDIDATE = Plan(source="ngram", draft_tokens=7)  # four times as fast, where the toy is honest
-QUICK = Timeouts(build=60.0, first_answer=3.0, answer=3.0)
+confined = pytest.mark.skipif(
+    available().bwrap is None, reason=f"source candidates need bubblewrap: {available().reason}"
+)
+QUICK = Timeouts(build=60.0, first_answer=6.0, answer=6.0)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +98,6 @@ def test_honest_candidates_are_accepted(bench: Workbench, table: dict[Plan, str]
         ("outside_vocabulary", "invalid", "token id 40, outside the vocabulary of 40"),
         ("boolean_ids", "invalid", "token id True"),
         ("too_few_texts", "invalid", "gave 0 texts for 1 prompts"),
-        ("right_for_some_calls", "lossy", "differ from stock"),
     ],
 )
 def test_dishonest_candidates_are_rejected_for_the_right_reason(
@@ -96,11 +105,17 @@ def test_dishonest_candidates_are_rejected_for_the_right_reason(
 ) -> None:
     found = judged(bench, table, name, trial=5)
     assert (found.verdict, re.search(reason, found.reason) is not None) == (verdict, True), found.reason
-    if name == "right_for_some_calls":
-        assert found.comparison is not None  # it was fast, and lossless at first: only the timed texts give it away
     # The others go on as if nothing had been: stock still scores, the incumbent is still there.
     assert bench._seats.get(f"plan:{INCUMBENT.digest}") is not None
     assert bench._seats.get(STOCK) is not None
+
+
+def test_timed_texts_are_forced_too(make_bench: MakeBench) -> None:
+    """It is fast, and right for four calls: only the timed texts give it away."""
+    bench = make_bench({CANDIDATE: "right_for_some_calls"}, effort=Effort(timeouts=QUICK, probes=0, probe_prompts=0))
+    found = bench.judge(1, CANDIDATE, INCUMBENT, fresh=1)
+    assert found.comparison is not None
+    assert (found.verdict, "differ from stock" in found.reason) == ("lossy", True), found.reason
 
 
 def test_slower_candidate_is_rejected_early(make_bench: MakeBench, phases: list[str]) -> None:
@@ -112,7 +127,7 @@ def test_slower_candidate_is_rejected_early(make_bench: MakeBench, phases: list[
     assert verdict.comparison.high < 1
     assert phases[0] == "start-up"
     assert "token forcing 2/2" in phases
-    assert "timing 3/6" in phases
+    assert "timing 3/7" in phases
 
 
 def test_equal_candidate_is_not_a_gain(make_bench: MakeBench) -> None:
@@ -210,7 +225,7 @@ def test_cancelling_from_the_progress_call_leaves_no_candidate(make_bench: MakeB
         pass
 
     def progress(text: str) -> None:
-        if text == "timing 2/6":
+        if text == "timing 2/7":
             raise Cancelled
 
     bench = make_bench(progress=progress)
@@ -241,3 +256,149 @@ def test_a_candidate_is_waited_for_in_proportion_to_stock() -> None:
     assert patience.seconds(trusted=False, first=False) == 20.0
     assert patience.seconds(trusted=False, first=True) == 30.0
     assert patience.seconds(trusted=True, first=False) == 900.0
+
+
+@confined
+@pytest.mark.parametrize(
+    ("incumbent", "verdict", "reason"),
+    [
+        ("slowed_for_a_while", "invalid", r"incumbent ran [12]\.\d+x slower beside this candidate than alone"),
+        ("slowed_for_good", "accepted", "the incumbent"),
+    ],
+)
+def test_who_slows_the_incumbent_is_refused_and_a_slower_machine_is_not_held_against_anyone(
+    make_bench: MakeBench, incumbent: str, verdict: str, reason: str
+) -> None:
+    """One warm-up and three answers alone, then six beside the candidate (three pairs, each with a repeat)."""
+    effort = Effort(timeouts=QUICK, rule=PairRule(3, 4, 4))
+    bench = make_bench({INCUMBENT: incumbent}, effort=effort)
+    found = bench.judge(1, CANDIDATE, INCUMBENT, fresh=1, source=toy("honest"))
+    assert (found.verdict, re.search(reason, found.reason) is not None) == (verdict, True), found.reason
+
+
+@confined
+def test_the_child_of_the_next_candidate_waits_without_its_code(make_bench: MakeBench, tmp_path: Path) -> None:
+    source = tmp_path / "candidate.py"
+    source.write_text(f"{TOYS.read_text()}\n\nprint('foreign code runs')\nbuild = constant\n")
+    bench = make_bench(folder=tmp_path / "search", effort=Effort(timeouts=QUICK, rule=PairRule(2, 3, 3)))
+    following = f"{source}:build"
+    first = bench.judge(1, CANDIDATE, INCUMBENT, fresh=1, source=toy("honest"), following=following)
+    assert first.verdict == "accepted", first.reason
+    waiting = bench._seats._prepared
+    assert waiting is not None
+    assert waiting.child._body._still  # type: ignore[union-attr]
+    assert "foreign code runs" not in waiting.child.log_tail()
+    pid = waiting.child.pid
+    second = bench.judge(2, CANDIDATE, INCUMBENT, fresh=2, source=following)
+    assert (second.verdict, "differ from stock" in second.reason) == ("lossy", True), second.reason
+    assert not psutil.pid_exists(pid)  # it was this child that was judged, and it is gone
+    assert "foreign code runs" in waiting.child.log.read_text()
+
+
+@confined
+def test_what_is_wrong_with_the_next_candidate_costs_this_one_nothing(make_bench: MakeBench, tmp_path: Path) -> None:
+    bench = make_bench(effort=Effort(timeouts=QUICK, rule=PairRule(2, 3, 3)))
+    nowhere = f"{tmp_path / 'nowhere.py'}:build"
+    found = bench.judge(1, CANDIDATE, INCUMBENT, fresh=1, source=toy("honest"), following=nowhere)
+    assert found.verdict == "accepted", found.reason
+
+
+@confined
+def test_a_prepared_child_that_died_is_started_anew(make_bench: MakeBench) -> None:
+    bench = make_bench(effort=Effort(timeouts=QUICK, rule=PairRule(2, 3, 3)))
+    bench.judge(1, CANDIDATE, INCUMBENT, fresh=1, source=toy("honest"), following=toy("honest"))
+    waiting = bench._seats._prepared
+    assert waiting is not None
+    os.kill(waiting.child.pid, signal.SIGKILL)
+    second = bench.judge(2, CANDIDATE, INCUMBENT, fresh=2, source=toy("honest"))
+    assert second.verdict == "accepted", second.reason
+
+
+# What a hostile candidate would try --------------------------------------------------------------------------
+
+
+@confined
+def test_sensitive_questions_stand_between_the_timed_ones(make_bench: MakeBench, tmp_path: Path) -> None:
+    bench = make_bench(folder=tmp_path, effort=Effort(timeouts=QUICK, rule=PairRule(4, 5, 5)))
+    found = bench.judge(1, CANDIDATE, INCUMBENT, fresh=1, source=toy("honest"))
+    assert found.verdict == "accepted", found.reason
+    kept = read(tmp_path / found.record)
+    mine = [exchange for exchange in kept.exchanges if exchange.role == "candidate"]
+    first = next(i for i, exchange in enumerate(mine) if exchange.phase == "timing")
+    between = [exchange for exchange in mine[first:] if exchange.probe is not None]
+    assert len(between) >= 3
+    timed = [exchange for exchange in mine if exchange.phase == "timing"]
+    assert {exchange.max_new_tokens for exchange in between} == {exchange.max_new_tokens for exchange in timed}
+    prompts = {prompt.ids for prompt in bench.material.prompts}
+    assert all(exchange.prompts[0].ids in prompts for exchange in between)  # whole prompts, like any other
+
+
+@confined
+def test_foreign_code_does_not_say_how_much_this_machine_varies(make_bench: MakeBench) -> None:
+    bench = make_bench(effort=Effort(timeouts=QUICK))
+    assert bench.judge(1, CANDIDATE, None, fresh=1, source=toy("fast_when_asked_again")).verdict == "accepted"
+    assert bench._store.repeats == []
+    assert bench.judge(2, CANDIDATE, None, fresh=2).verdict == "accepted"
+    assert len(bench._store.repeats) == bench.effort.solo
+
+
+@confined
+def test_a_child_prepared_for_code_that_changed_since_is_started_anew(make_bench: MakeBench, tmp_path: Path) -> None:
+    source = tmp_path / "candidate.py"
+    toys = TOYS.read_text()
+    source.write_text(f"{toys}\n\nbuild = honest\n")
+    bench = make_bench(folder=tmp_path / "search", effort=Effort(timeouts=QUICK, rule=PairRule(2, 3, 3)))
+    following = f"{source}:build"
+    bench.judge(1, CANDIDATE, INCUMBENT, fresh=1, source=toy("honest"), following=following)
+    source.write_text(f"{toys}\n\nbuild = constant\n")
+    second = bench.judge(2, CANDIDATE, INCUMBENT, fresh=2, source=following)
+    assert second.verdict == "lossy", second.reason
+    kept = read(tmp_path / "search" / second.record)
+    assert kept.source is not None
+    assert "build = constant" in kept.source.text
+
+
+@confined
+def test_what_foreign_code_is_asked_does_not_follow_from_the_seed(make_bench: MakeBench, tmp_path: Path) -> None:
+    asked = []
+    for name in ("one", "two", "one"):  # the third goes on with the first one's folder
+        bench = make_bench(folder=tmp_path / name, effort=Effort(timeouts=QUICK))
+        found = bench.judge(1, CANDIDATE, None, fresh=1, source=toy("honest"))
+        asked.append(found.prompts)
+        bench.close()
+    assert asked[0] == asked[2] != asked[1]
+
+
+class Disturbed(Watch):
+    """Calls the first four answers void of the side that is not the incumbent, or of both sides by turns."""
+
+    def __init__(self, platform: str, *, one_sided: bool) -> None:
+        super().__init__(platform, read=lambda: None)
+        self.one_sided = one_sided
+        self.incumbent: int | None = None
+        self.left = 4
+
+    @contextmanager
+    def block(self, active: int | None) -> Iterator[None]:
+        yield
+        self.incumbent = self.incumbent or active  # it answers first
+        theirs = active == self.incumbent
+        if self.left and active is not None and theirs == (not self.one_sided and self.left % 2 == 0):
+            self.left -= 1
+            self._void.append("other processes used 0.50 of 2 cores")
+            self.disturbed[active] += 1
+
+
+@confined
+@pytest.mark.parametrize(("one_sided", "verdict"), [(True, "invalid"), (False, "accepted")])
+def test_who_disturbs_only_its_own_turns_is_refused(make_bench: MakeBench, one_sided: bool, verdict: str) -> None:
+    effort = Effort(timeouts=QUICK, rule=PairRule(3, 4, 5))
+    bench = make_bench(effort=effort, watch=functools.partial(Disturbed, one_sided=one_sided))
+    found = bench.judge(1, CANDIDATE, INCUMBENT, fresh=1, source=toy("honest"))
+    assert found.verdict == verdict, found.reason
+    if one_sided:
+        assert "ran in 4 of the candidate's turns and in 0 of the incumbent's" in found.reason
+    else:
+        assert found.comparison is not None
+        assert found.comparison.conditions is not None
+        assert len(found.comparison.conditions.void) >= 2

@@ -80,6 +80,7 @@ class World:
     def __init__(self, seed: int, context: LeverContext = CONTEXT, noise: float = 0.01, lossy: int = 3) -> None:
         rng = random.Random(seed)
         self.seed, self.context, self.noise = seed, context, noise
+        self.over_stock = 1.3  # the initial plan's speed over stock autoregressive decoding
         self.initial = initial_plan(context)
         self.base = {stage: 0.2 * 75.0 ** rng.random() for stage in (*STAGE_NAMES, "algorithm")}
         # (lever, value) -> log speed of the stages that the lever touches
@@ -270,7 +271,7 @@ class Shell:
                         trial=data["trial"],
                         plan=data["plan"],
                         over_incumbent=data["over_incumbent"],
-                        over_autoregressive=comparison(1.3 * speed, reference="autoregressive"),
+                        over_autoregressive=comparison(world.over_stock * speed, reference="autoregressive"),
                         over_speculative=comparison(1.6 * speed, reference="speculative"),
                         over_own_autoregressive=comparison(1.1 * speed, reference="own autoregressive"),
                         final=data["final"],

@@ -396,6 +396,15 @@ def test_plateau_waits_for_the_least_rounds() -> None:
         assert state.bundle is not None
 
 
+def test_a_plan_that_is_not_proven_faster_than_stock_is_said_to_be_so() -> None:
+    world = World(3, lossy=0)
+    world.gain = dict.fromkeys(world.gain, -0.1)
+    world.over_stock = 1.0  # the interval holds 1
+    state = Shell(world, at_random(world), AMPLE).run()
+    assert state.incumbent.final
+    assert "No speedup over stock is proven." in state.finished.sentence
+
+
 def test_a_round_without_proposals_is_a_plateau() -> None:
     world = World(3)
     shell = Shell(world, lambda state, agents: [ProposalsMade(state.open_round.number, 0)])
