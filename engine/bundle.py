@@ -326,7 +326,7 @@ def _readme(file: str, deployment: Deployment, evidence: Evidence) -> str:
             f"- measured on: {device} ({deployment.platform}, {deployment.dtype})",
             *claims,
             "",
-            "Speedups are medians of paired ratios with a 95 % bootstrap interval.",
+            "Speedups are medians of paired ratios with an exact 95 % interval.",
             "",
             "## Run it",
             "",

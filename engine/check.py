@@ -17,6 +17,7 @@ from engine.errors import UserError
 from engine.hardware import host_memory
 from engine.levers import LeverContext, check_plan, context_for, initial_plan
 from engine.plan import Plan
+from engine.sampling import MAX_TEMPERATURE
 from engine.weights import Checkpoint, open_checkpoint
 
 
@@ -45,7 +46,7 @@ def check_deployment(deployment: Deployment, plan: Plan | None) -> Facts:
     with `field` naming the input at fault ("regime", "platform", "target", "drafter", "plan").
     """
     _check_regime(deployment.regime)
-    _check_platform(deployment.platform)
+    check_platform(deployment.platform)
     with blame("target"):
         target = open_checkpoint(deployment.target)
         target.check()
@@ -102,13 +103,16 @@ def free_bytes(platform: str) -> int:
 def _check_regime(regime: Regime) -> None:
     if regime.batch != 1:
         raise _regime(f"batch {regime.batch} is not supported yet; use batch 1, a single request")
-    if regime.temperature != 0:
-        raise _regime(f"temperature {regime.temperature:g} is not supported yet; use 0, greedy decoding")
+    if not 0 <= regime.temperature <= MAX_TEMPERATURE:
+        raise _regime(
+            f"temperature {regime.temperature:g} is not a number from 0, greedy decoding, to {MAX_TEMPERATURE:g}"
+        )
     if regime.max_prompt_tokens < 1 or regime.max_new_tokens < 1:
         raise _regime("prompt and output lengths must be at least one token")
 
 
-def _check_platform(platform: str) -> None:
+def check_platform(platform: str) -> None:
+    """Raises UserError where this machine has no such platform."""
     if platform == "cpu":
         return
     found = re.fullmatch(r"cuda:(\d+)", platform)
@@ -135,7 +139,7 @@ def _check_drafter(deployment: Deployment, target: Checkpoint, drafter: DrafterR
     if drafter.checkpoint is None:
         return
     if isinstance(drafter.config, DraftConfig):
-        _check_dflash(deployment.drafter, drafter.checkpoint, drafter.config, target.config)
+        check_dflash(deployment.drafter, drafter.checkpoint, drafter.config, target.config)
         return
     with blame("drafter"):
         drafter.checkpoint.check()
@@ -156,8 +160,9 @@ def _check_tokenizers(deployment: Deployment, target: Checkpoint, drafter: Check
         )
 
 
-def _check_dflash(ref: str, checkpoint: Checkpoint, config: DraftConfig, target: ModelConfig) -> None:
-    """The drafter reads the target's hidden states and uses its embedding and head: all of their sizes must agree."""
+def check_dflash(ref: str, checkpoint: Checkpoint, config: DraftConfig, target: ModelConfig) -> None:
+    """The drafter reads the target's hidden states and uses its embedding and head: all of their sizes must agree.
+    Raises UserError where one does not, or where a tensor is missing, misshaped or left over."""
     model = config.model
     for what, mine, theirs in (
         ("a vocabulary", model.vocab_size, target.vocab_size),

@@ -146,6 +146,39 @@ def config_from_hf(raw: Mapping[str, Any], where: str) -> ModelConfig:
     )
 
 
+def config_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """A config.json from which `config_from_hf`, and transformers, read `config` again."""
+    rope = {"rope_type": config.rope.kind, "rope_theta": config.rope.theta}
+    if config.rope.kind != "default":
+        rope |= {"factor": config.rope.factor, "original_max_position_embeddings": config.rope.original_max_positions}
+    if config.rope.kind == "llama3":
+        rope |= {"low_freq_factor": config.rope.low_freq_factor, "high_freq_factor": config.rope.high_freq_factor}
+    if config.rope.kind == "yarn":
+        yarn = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
+        rope |= {key: value for key in yarn if (value := getattr(config.rope, key)) is not None}
+    eos = list(config.eos_token_ids)
+    return {
+        "architectures": [CAUSAL_LM_CLASSES[config.architecture]],
+        "model_type": config.architecture,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": rope,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": config.qkv_bias and config.architecture != "qwen2",
+        "mlp_bias": config.mlp_bias,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+    }
+
+
 def check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
     """Raise UserError where query heads do not divide over KV heads, or a head cannot be rotated in halves."""
     if heads % kv_heads:

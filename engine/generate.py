@@ -1,11 +1,13 @@
 """The only decode loop: prefill, then draft, verify, accept and commit until the text ends.
 
-Greedy output is exactly the target's own autoregressive text, whatever the drafter proposes: a draft is kept
-only where it is the target's own choice, and the text is cut where plain decoding would have stopped.
+Output is exactly the target's own autoregressive text, whatever the drafter proposes: a draft is kept only where it
+is the target's own choice, greedy or sampled, and the text is cut where plain decoding would have stopped. A sampled
+choice depends on the position and not on how it was reached (`engine.sampling`), so this holds at any temperature.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,8 @@ from engine.drafters.contract import EMPTY, Drafter, DraftShape, DraftTree
 from engine.errors import UserError
 from engine.model import Model
 from engine.plan import Plan
-from engine.sample import choose
+from engine.sample import Sampler, choose
+from engine.sampling import Sampling
 from engine.stages import NULL_CLOCK, PREFILL, StageClock
 from engine.tree import check_shape, positions, tree_mask
 from engine.verify import accept
@@ -105,8 +108,10 @@ class Decoder:
         *,
         clock: StageClock = NULL_CLOCK,
         on_tokens: Callable[[list[int]], None] | None = None,
+        sampling: Sampling | None = None,
     ) -> Generation:
-        """Greedy continuation of `prompt_ids`: at least one token, at most `max_new_tokens`.
+        """Continuation of `prompt_ids`, at least one token, at most `max_new_tokens`: greedy, or sampled as `sampling`
+        says, which then has one request number.
 
         `on_tokens` gets each step's new ids as soon as they are final. Raises UserError where prompt and output do not
         fit the model's context, or an id is not in its vocabulary.
@@ -114,6 +119,7 @@ class Decoder:
         prompt = list(prompt_ids)
         self._refuse_bad_request(prompt, max_new_tokens)
         model, drafter = self.model, self.drafter
+        pick = self._chooser(sampling)
         taps = drafter.taps if drafter else ()
         cache = self._cache_for(len(prompt) + max_new_tokens + self._width(self._most_rows()))
         emit = on_tokens or _ignore
@@ -132,7 +138,7 @@ class Decoder:
                 drafter.begin()
                 drafter.observe(prompt, out.taps)
             assert out.logits is not None
-            anchor = int(choose(out.logits[-1], model.dtype))
+            (anchor,) = pick(out.logits[-1:], [len(prompt)])
         ids = [anchor]
         reason = stop.reached(ids, max_new_tokens)
         emit([anchor])
@@ -145,8 +151,7 @@ class Decoder:
                 tree = self._draft(anchor, max_new_tokens - len(ids), clock)
                 logits, step_taps = self._verify(anchor, tree, cache.length, clock)
                 with clock.stage("accept"):
-                    choice: list[int] = choose(logits, model.dtype).tolist()
-                    path, bonus = accept(tree, choice)
+                    path, bonus = accept(tree, pick(logits, positions(tree, cache.length + 1)))
                     rows = [0, *(node + 1 for node in path)]
                     in_place = rows[-1] == len(rows) - 1
                     cache.commit(len(rows) if in_place else rows)
@@ -166,6 +171,16 @@ class Decoder:
             emit(ids[before:])
         end = time.perf_counter()
         return Generation(ids, reason, emitted_per_step, drafted_per_step, decode_start - start, end - decode_start)
+
+    def _chooser(self, sampling: Sampling | None) -> Callable[[Tensor, Sequence[int]], list[int]]:
+        """Makes a token of each row of logits [R, V]; the token's absolute index in the text is `positions[r]`."""
+        model = self.model
+        if sampling is None:
+            return lambda logits, positions: _listed(choose(logits, model.dtype))
+        if len(sampling.requests) != 1:
+            raise ValueError("one request is decoded at a time: it has one number")
+        sampler = Sampler(sampling, model.config.vocab_size, model.device, model.dtype)
+        return lambda logits, positions: _listed(sampler.choose(logits, positions))
 
     def _draft(self, anchor: int, remaining: int, clock: StageClock) -> DraftTree:
         """A draft that leaves room for the bonus token within the `remaining` tokens that may still be emitted."""
@@ -249,7 +264,8 @@ class Decoder:
 
 
 def build_decoder(deployment: Deployment, plan: Plan) -> Decoder:
-    """Check the deployment, load its weights and set the plan's CPU threads: a decoder ready to generate.
+    """Check the deployment, load its weights and set the plan's CPU threads: a decoder ready to generate. It takes one
+    request at a time, also where the regime has a batch.
 
     Raises UserError for everything that `check_deployment` refuses.
     """
@@ -257,6 +273,7 @@ def build_decoder(deployment: Deployment, plan: Plan) -> Decoder:
     from engine.drafters.build import build_drafter
     from engine.weights import open_checkpoint
 
+    deployment = dataclasses.replace(deployment, regime=dataclasses.replace(deployment.regime, batch=1))
     check_deployment(deployment, plan)
     torch.set_num_threads(plan.threads or _DEFAULT_THREADS)
     model = Model(
@@ -278,6 +295,11 @@ def build_decoder(deployment: Deployment, plan: Plan) -> Decoder:
 def _pick(taps: Tensor, rows: list[int]) -> Tensor:
     """Rows of `taps` [R, n * H], copied: the model may use its buffer again."""
     return taps[torch.tensor(rows, device=taps.device)]
+
+
+def _listed(tokens: Tensor) -> list[int]:
+    ids: list[int] = tokens.tolist()
+    return ids
 
 
 def _ignore(ids: list[int]) -> None:

@@ -20,6 +20,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     as transformers does."""
     if x.dtype == torch.float32:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return plain_rms_norm(x, weight, eps)
+
+
+def plain_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The same, written out. A compiler fuses it; PyTorch 2.11 cannot compile its own fused operator for row counts
+    that vary on a GPU."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -34,7 +40,7 @@ class Elementwise:
 
     def __init__(self, eps: float, *, compiled: bool) -> None:
         def norm(x: Tensor, weight: Tensor) -> Tensor:
-            return rms_norm(x, weight, eps)
+            return (plain_rms_norm if compiled else rms_norm)(x, weight, eps)
 
         def build(function: Callable[..., Tensor]) -> Any:
             return torch.compile(function, dynamic=True) if compiled else function

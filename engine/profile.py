@@ -23,6 +23,7 @@ from engine.generate import Decoder, Generation, StopRule
 from engine.levers import MAX_DRAFT_TOKENS
 from engine.model import Model
 from engine.roofline import StageProfile
+from engine.sampling import Sampling
 from engine.stages import NULL_CLOCK, PREFILL, StageClock, WallClock
 from engine.tree import chain, depths
 
@@ -31,6 +32,8 @@ ORACLE_ROWS: tuple[int, ...] = (4, 8, 16, 32, 64)
 
 WARMUP_TOKENS = 8
 VERIFY_REPEATS = 3
+SEED = 0
+"""Of sampling. Any will do: a profile explains, and is not forced."""
 
 
 class MeasuringClock(StageClock, Protocol):
@@ -160,21 +163,25 @@ def measure(
     stop: StopRule,
     max_new_tokens: int,
     *,
+    temperature: float = 0.0,
     oracle_prompts: int = 4,
     make_clock: Callable[[torch.device], MeasuringClock] = clock_for,
 ) -> StageProfile:
     """Profile `decoder` on `prompts` (token ids). Leaves the decoder as it was.
+
+    Above `temperature` 0 each prompt is sampled, always with the same noise: a text that is made again is the same.
 
     Each prompt is generated with the stage clock, and on CUDA once more without it, since there the clock costs
     time; the oracles look at the first `oracle_prompts` texts. Texts that end in their first token count for
     prefill only.
     """
     device = decoder.model.device
-    _warm_up(decoder, prompts, stop, max_new_tokens)
+    asked = _Asked(prompts, stop, max_new_tokens, temperature)
+    _warm_up(decoder, asked)
     clock = make_clock(device)
-    watched = _generate_watched(decoder, prompts, stop, max_new_tokens, clock)
+    watched = _generate_watched(decoder, asked, clock)
     made = watched.made
-    unclocked = made if device.type == "cpu" else [decoder.generate(prompt, max_new_tokens, stop) for prompt in prompts]
+    unclocked = made if device.type == "cpu" else asked.generate(decoder)
     texts = [(list(prompt), generation.ids) for prompt, generation in zip(prompts, made, strict=True)]
     emitted = [count for generation in made for count in generation.emitted_per_step]
     drafted = [count for generation in made for count in generation.drafted_per_step]
@@ -191,17 +198,40 @@ def measure(
         neural_share=watched.neural_share,
         tree_oracle=tree_oracle(decoder, texts[:oracle_prompts]),
         verify_ms=verify_ms(decoder, texts[0], round(context), (1, mean_rows, *ORACLE_ROWS)),
-        replay_ms_per_token=replay_ms_per_token(decoder, texts[:oracle_prompts], stop, max_new_tokens),
+        replay_ms_per_token=replay_ms_per_token(
+            decoder, texts[:oracle_prompts], stop, max_new_tokens, temperature=temperature
+        ),
     )
 
 
-def _warm_up(decoder: Decoder, prompts: Sequence[Sequence[int]], stop: StopRule, max_new_tokens: int) -> None:
+@dataclass(frozen=True)
+class _Asked:
+    """What is generated again and again. Prompt i has request number i."""
+
+    prompts: Sequence[Sequence[int]]
+    stop: StopRule
+    max_new_tokens: int
+    temperature: float
+
+    def generate(self, decoder: Decoder, clock: StageClock = NULL_CLOCK) -> list[Generation]:
+        return [
+            decoder.generate(
+                prompt,
+                self.max_new_tokens,
+                self.stop,
+                clock=clock,
+                sampling=Sampling(self.temperature, SEED, (number,)) if self.temperature else None,
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+
+
+def _warm_up(decoder: Decoder, asked: _Asked) -> None:
     """A few tokens on a CPU. On CUDA everything once: libraries plan and compile for every new length there."""
     if decoder.model.device.type == "cpu":
-        decoder.generate(prompts[0], min(max_new_tokens, WARMUP_TOKENS), stop)
-        return
-    for prompt in prompts:
-        decoder.generate(prompt, max_new_tokens, stop)
+        short = min(asked.max_new_tokens, WARMUP_TOKENS)
+        asked = dataclasses.replace(asked, prompts=asked.prompts[:1], max_new_tokens=short)
+    asked.generate(decoder)
 
 
 @dataclass(frozen=True)
@@ -211,13 +241,11 @@ class _Watched:
     neural_share: float
 
 
-def _generate_watched(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], stop: StopRule, max_new_tokens: int, clock: MeasuringClock
-) -> _Watched:
+def _generate_watched(decoder: Decoder, asked: _Asked, clock: MeasuringClock) -> _Watched:
     """Generate with the stage clock, and watch the drafter."""
 
     def generate() -> list[Generation]:
-        made = [decoder.generate(prompt, max_new_tokens, stop, clock=clock) for prompt in prompts]
+        made = asked.generate(decoder, clock)
         if isinstance(clock, CudaClock):
             clock.finish()
         return made
@@ -365,7 +393,12 @@ def verify_ms(
 
 
 def replay_ms_per_token(
-    decoder: Decoder, texts: Sequence[tuple[list[int], list[int]]], stop: StopRule, max_new_tokens: int
+    decoder: Decoder,
+    texts: Sequence[tuple[list[int], list[int]]],
+    stop: StopRule,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
 ) -> float | None:
     """Time per token of the same engine with a drafter that knows the text, at the plan's draft length. None where
     no text has a decode step."""
@@ -373,7 +406,7 @@ def replay_ms_per_token(
     if plan.source == "none":
         plan = dataclasses.replace(plan, source="neural")
     replay = Decoder(decoder.model, ReplayDrafter(texts, plan.draft_tokens), plan)
-    made = [replay.generate(prompt, max_new_tokens, stop) for prompt, _ in texts]
+    made = _Asked([prompt for prompt, _ in texts], stop, max_new_tokens, temperature).generate(replay)
     tokens = sum(sum(generation.emitted_per_step) for generation in made)
     return 1e3 * sum(generation.decode_s for generation in made) / tokens if tokens else None
 

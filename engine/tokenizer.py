@@ -7,6 +7,8 @@ splits text before merging (`tokenizer.ggml.pre`); from these the same pipeline 
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from engine.config import refuse, token_ids
 from engine.errors import UserError
 from engine.weights import Checkpoint, GgufCheckpoint, read_json
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 # Splits of published tokenizers, as their tokenizer.json files state them.
@@ -116,7 +119,33 @@ def _template_source(folder: Path, settings: dict[str, Any]) -> str:
     return str(inline)
 
 
+def save_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the tokenizer of an opened checkpoint into `folder`, as `load_tokenizer` and transformers read it again.
+
+    Raises UserError where it brings none, or a kind that is not supported.
+    """
+    if not isinstance(checkpoint, GgufCheckpoint):
+        _from_folder(checkpoint)  # refuses what is none
+        for name in TOKENIZER_FILES:
+            if (checkpoint.path / name).is_file():
+                shutil.copyfile(checkpoint.path / name, folder / name)
+        return
+    backend, special, source = _gguf_parts(checkpoint)
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    if source:
+        settings["chat_template"] = source
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
 def _from_gguf(checkpoint: GgufCheckpoint) -> Tokenizer:
+    backend, special, source = _gguf_parts(checkpoint)
+    template = ChatTemplate(source, special, str(checkpoint.path)) if source else None
+    return Tokenizer(backend, eos_ids=checkpoint.config.eos_token_ids, template=template)
+
+
+def _gguf_parts(checkpoint: GgufCheckpoint) -> tuple[tokenizers.Tokenizer, dict[str, str], str]:
+    """The pipeline, the special tokens by name, and the source of the chat template ("" where there is none)."""
     metadata, where = checkpoint.file.metadata, str(checkpoint.path)
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
@@ -143,9 +172,7 @@ def _from_gguf(checkpoint: GgufCheckpoint) -> Tokenizer:
         backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, metadata["tokenizer.ggml.bos_token_id"])]
         )
-    source = metadata.get("tokenizer.chat_template")
-    template = ChatTemplate(source, special, where) if source else None
-    return Tokenizer(backend, eos_ids=checkpoint.config.eos_token_ids, template=template)
+    return backend, special, str(metadata.get("tokenizer.chat_template") or "")
 
 
 def _byte_level_bpe(

@@ -23,8 +23,10 @@ COMMANDS: dict[str, str] = {
     "search": "search for the fastest lossless plan of a deployment; writes a bundle",
     "generate": "decode one prompt with a bundle or a plan; prints text, tokens/s and accept length",
     "verify": "measure and token-force a bundle again on this machine; says whether its claim holds here",
+    "judge": "the judge's self-test against known cheats, and the replay of a stored trial",
     "probe": "measure this device: read bandwidth and matrix rate",
     "bench": "time our autoregressive decoding against transformers, side by side, with the byte floor",
+    "widen": "write a wider checkpoint that computes the same: real text at a larger model's memory traffic",
     "levers": "list the levers of a plan, with their legal values for a deployment",
     "plan": "print a plan as JSON: a bundle's, or the initial one with changed levers",
 }

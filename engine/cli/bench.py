@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.cli.options import add_checkpoints, add_device, add_regime, deployment, positive
+from engine.cli.options import add_checkpoints, add_device, add_regime, deployment, positive, what_it_is
 from engine.plan import Plan
+from engine.sampling import Sampling
 
 STOCK = "transformers"
 PLANS = ("plain", "tuned", "compiled")
@@ -55,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
     samples: dict[str, list[float]] = {name: [] for name in (STOCK, *plans)}
     texts: dict[str, list[tuple[int, ...]]] = {name: [] for name in samples}
     threads = usable_cores()
+    sampled = served.regime.temperature > 0
     with tempfile.TemporaryDirectory() as folder:
         seats = Seats(served, material, threads, Path(folder), len(samples), Timeouts())
         try:
@@ -65,8 +67,9 @@ def run(options: argparse.Namespace) -> int:
             for seat in sides.values():
                 seat.generate(cold.ids, served.regime.max_new_tokens)
             for number, prompt in enumerate(prompts):
+                how = Sampling(served.regime.temperature, options.seed % (1 << 64), (number,)) if sampled else None
                 for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
-                    reply = sides[name].generate(prompt.ids, served.regime.max_new_tokens)
+                    reply = sides[name].generate(prompt.ids, served.regime.max_new_tokens, how)
                     samples[name].append(1e3 * reply.seconds / len(reply.text.ids))
                     texts[name].append(reply.text.ids)
         finally:
@@ -76,6 +79,9 @@ def run(options: argparse.Namespace) -> int:
         _row(name, plan, samples, texts, floor_ms, str(described[STOCK]["implementation"]))
         for name, plan in plans.items()
     ]
+    line = what_it_is(served.target)
+    if line is not None:
+        print(line)
     for row in rows:
         print(_line(row))
     result = {
@@ -90,7 +96,13 @@ def run(options: argparse.Namespace) -> int:
             "matmul_gflop_s": hardware.matmul_gflop_s,
         },
         "versions": hardware.versions,
-        "deployment": {"target": served.target, "dtype": served.dtype, "platform": served.platform},
+        "deployment": {
+            "target": served.target,
+            "dtype": served.dtype,
+            "platform": served.platform,
+            "temperature": served.regime.temperature,
+            "note": line,
+        },
         "rows": rows,
     }
     text = json.dumps(result)

@@ -2,19 +2,32 @@
 
 With --bundle, target, drafter and plan are the bundle's (its checkpoints are checked by SHA-256, and found with
 --target and --drafter where they lie elsewhere). Without, they are what the options name, with the default plan or
-the one of --plan. The target's chat template is applied; --raw leaves it out.
+the one of --plan. The target's chat template is applied; --raw leaves it out. Decoding is greedy, or sampled with
+--temperature above 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import secrets
 import sys
 from typing import TYPE_CHECKING
 
-from engine.cli.options import add_checkpoints, add_device, deployment, positive, read_plan, reference
+from engine.cli.options import (
+    add_checkpoints,
+    add_device,
+    deployment,
+    positive,
+    read_plan,
+    reference,
+    seed_number,
+    temperature,
+    what_it_is,
+)
 from engine.deployment import SHIPPED_PROMPTS
 from engine.errors import UserError
+from engine.sampling import Sampling
 
 if TYPE_CHECKING:
     from engine.deployment import Deployment
@@ -39,6 +52,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help=f"longest output (default: the bundle's, else {DEFAULT_TOKENS})",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=temperature,
+        metavar="T",
+        help="0 is greedy decoding; above it, tokens are sampled (default: the bundle's, else 0)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=seed_number,
+        metavar="N",
+        help="of sampling: the same seed gives the same text with any plan (default: a fresh one)",
     )
     parser.add_argument("--raw", action="store_true", help="encode the prompt as it is, without the chat template")
     parser.add_argument("--quiet", action="store_true", help="print the text only")
@@ -67,7 +92,10 @@ def run(options: argparse.Namespace) -> int:
 
     decoder = build_decoder(tuned, plan)
     stream = _Stream(tokenizer)
-    result = decoder.generate(ids, tuned.regime.max_new_tokens, StopRule(tokenizer.eos_ids), on_tokens=stream.add)
+    sampling = _sampling(tuned.regime.temperature, options.seed)
+    result = decoder.generate(
+        ids, tuned.regime.max_new_tokens, StopRule(tokenizer.eos_ids), on_tokens=stream.add, sampling=sampling
+    )
     stream.end()
     if not options.quiet:
         steps = len(result.emitted_per_step)
@@ -79,14 +107,30 @@ def run(options: argparse.Namespace) -> int:
         print(f"tokens/s        {rate:.1f} decoding; prompt of {len(ids)} tokens in {result.prefill_s * 1e3:.0f} ms")
         accept = f"{decoded / steps:.2f}" if steps else "-"
         print(f"accept length   {accept} (emitted tokens per verify step, bonus token included; {steps} steps)")
+        if sampling is not None:
+            print(f"sampled         temperature {sampling.temperature:g}, seed {sampling.seed}")
+        if (line := what_it_is(tuned.target)) is not None:
+            print(line)
     return 0
+
+
+def _sampling(temperature: float, seed: int | None) -> Sampling | None:
+    if temperature == 0 and seed is not None:
+        raise UserError("A seed changes nothing in greedy decoding; give --temperature above 0 with it.", field="seed")
+    if temperature == 0:
+        return None
+    return Sampling(temperature, secrets.randbits(32) if seed is None else seed, (0,))
 
 
 def _what_to_run(options: argparse.Namespace) -> tuple[Deployment, Plan | None]:
     """The deployment, and the plan where one is named."""
     if options.bundle is None:
         base = deployment(options)
-        regime = dataclasses.replace(base.regime, max_new_tokens=options.max_new_tokens or DEFAULT_TOKENS)
+        regime = dataclasses.replace(
+            base.regime,
+            max_new_tokens=options.max_new_tokens or DEFAULT_TOKENS,
+            temperature=options.temperature or base.regime.temperature,
+        )
         return dataclasses.replace(base, regime=regime), read_plan(options.plan) if options.plan else None
     if options.plan is not None:
         raise UserError("Give --bundle or --plan, not both: a bundle holds its own plan.", field="plan")
@@ -96,7 +140,10 @@ def _what_to_run(options: argparse.Namespace) -> tuple[Deployment, Plan | None]:
     base = bundle.deployment
     # The bundle's own prompts are not read here, and need not be on this machine.
     regime = dataclasses.replace(
-        base.regime, prompts=SHIPPED_PROMPTS, max_new_tokens=options.max_new_tokens or base.regime.max_new_tokens
+        base.regime,
+        prompts=SHIPPED_PROMPTS,
+        max_new_tokens=options.max_new_tokens or base.regime.max_new_tokens,
+        temperature=base.regime.temperature if options.temperature is None else options.temperature,
     )
     tuned = dataclasses.replace(
         base,

@@ -10,6 +10,7 @@ from engine.deployment import DEMO_DRAFTER, DEMO_TARGET, NO_DRAFTER, SHIPPED_PRO
 from engine.errors import UserError
 from engine.paths import user_path
 from engine.plan import Plan
+from engine.sampling import MAX_TEMPERATURE
 
 _DEFAULTS = Regime()
 
@@ -33,6 +34,30 @@ def seconds(text: str) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def temperature(text: str) -> float:
+    """An argparse type: a temperature, 0 for greedy decoding."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_TEMPERATURE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a temperature from 0, greedy decoding, to {MAX_TEMPERATURE:g}"
+        )
+    return value
+
+
+def seed_number(text: str) -> int:
+    """An argparse type: a seed of sampling, a whole number of at most 64 bits."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1 << 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed: a whole number from 0 to 2**64 - 1")
     return value
 
 
@@ -76,6 +101,14 @@ def add_regime(parser: argparse._ActionsContainer) -> None:
         help="longest prompt, in tokens (default: %(default)s)",
     )
     parser.add_argument(
+        "--temperature",
+        type=temperature,
+        default=_DEFAULTS.temperature,
+        metavar="T",
+        help="0 is greedy decoding; above it, up to 2, tokens are sampled from softmax(logits / T) (default: "
+        "%(default)g)",
+    )
+    parser.add_argument(
         "--prompts",
         default=SHIPPED_PROMPTS,
         metavar="FILE",
@@ -96,10 +129,23 @@ def deployment(options: argparse.Namespace) -> Deployment:
     return Deployment(target=target, drafter=drafter, regime=served, platform=platform, dtype=dtype)
 
 
+def what_it_is(target: str) -> str | None:
+    """One line to print beside figures of a widened target, or None for any other."""
+    from engine.widen import is_widened
+
+    line = None if target.startswith("demo:") else is_widened(user_path(target, field="target"))
+    return None if line is None else f"Target: {line}."
+
+
 def regime(options: argparse.Namespace) -> Regime:
     """The regime that the options of `add_regime` name."""
     prompts = options.prompts if options.prompts == SHIPPED_PROMPTS else absolute(options.prompts)
-    return Regime(max_prompt_tokens=options.max_prompt_tokens, max_new_tokens=options.max_new_tokens, prompts=prompts)
+    return Regime(
+        max_prompt_tokens=options.max_prompt_tokens,
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        prompts=prompts,
+    )
 
 
 def reference(text: str) -> str:

@@ -25,6 +25,7 @@ from engine.cli.options import (
     positive,
     read_plan,
     seconds,
+    what_it_is,
 )
 from engine.errors import UserError
 from engine.search.events import Budget
@@ -45,14 +46,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=_BUDGET.seconds,
         metavar="S",
-        help="time budget; the search ends by itself within it (default: %(default)g)",
+        help="time budget (default: %(default)g); what is being measured when it runs out is finished first, and the "
+        "starting plan is always judged and compared with stock",
     )
     how.add_argument(
         "--trials",
         type=positive,
         default=_BUDGET.trials,
         metavar="N",
-        help="judged candidates at most (default: %(default)s)",
+        help="judged candidates at most, confirmations and merges among them, the starting plan not "
+        "(default: %(default)s)",
     )
     how.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and proposals (default: %(default)s)")
     how.add_argument(
@@ -88,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
         return _INTERRUPTED
     if state.finished is None:
         raise AssertionError("a shell returned before its search had ended")
+    if (line := what_it_is(state.deployment.target)) is not None:
+        print(line)
     print(f"Events: {folder / EVENTS}")
     if state.bundle is not None:
         bundle = folder / state.bundle.file

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.bundle import Bundle, locate_checkpoint, locate_drafter, read, speedup
-from engine.cli.options import absolute, reference
+from engine.cli.options import absolute, reference, what_it_is
 from engine.codec import to_json
 from engine.errors import ChildError, UserError
 
@@ -85,6 +85,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         for line in _report(bundle, judgement, standing):
             print(line)
+        if (about := what_it_is(deployment.target)) is not None:
+            print(about)
         print(sentence)
     return 0 if holds else 1
 

@@ -147,9 +147,10 @@ def describe(event: Event, view: View) -> tuple[str, str] | None:
     match body:
         case SearchStarted():
             what = body.deployment
+            trials = f"{body.budget.trials} {'trial' if body.budget.trials == 1 else 'trials'}"
             return (
                 f"Searching {view['title']} (target {what.target}, drafter {what.drafter}); "
-                f"at most {body.budget.seconds:.0f} s and {body.budget.trials} trials.",
+                f"at most {body.budget.seconds:.0f} s and {trials}.",
                 "bold",
             )
         case HardwareProbed():

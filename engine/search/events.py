@@ -6,7 +6,8 @@ An event on disk or on the wire is `{"seq": 1, "time": 1700000000.0, "type": "tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from engine.codec import STRICT, from_json, to_json
@@ -233,6 +234,25 @@ Body = (
     | SearchFinished
 )
 BODIES: dict[str, type[Body]] = {cls.type: cls for cls in Body.__args__}
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def storable(body: Body) -> Body:
+    """The same event in text that every file and database holds: NUL and half surrogates, which a child's words and a
+    model's tokens may contain, become U+FFFD."""
+    data = asdict(body)
+    clean = _clean(data)
+    return body if clean == data else from_json(type(body), clean)
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return _UNSTORABLE.sub("\ufffd", value)
+    if isinstance(value, list | tuple):
+        return type(value)(_clean(item) for item in value)
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return value
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from engine.deployment import Deployment
 from engine.errors import UserError
 from engine.plan import Plan
 from engine.search.console import Screen
-from engine.search.events import Body, Budget, Event, SearchStarted, StatusChanged
+from engine.search.events import Body, Budget, Event, SearchStarted, StatusChanged, storable
 from engine.search.journal import EVENTS, Journal
 from engine.search.perform import Bench, open_bench, perform
 from engine.search.policy import decide
@@ -176,7 +176,7 @@ class _Shell:
         """Store, fold and show one event."""
         with self.interrupts.shielded():
             last = self.journal.events[-1].time if self.journal.events else 0.0
-            event = Event(len(self.journal.events) + 1, max(time.time(), last), body)
+            event = Event(len(self.journal.events) + 1, max(time.time(), last), storable(body))
             state = fold(self.state, event)  # refuses a contradiction before it is stored
             self.journal.append(event)
             self.state = state

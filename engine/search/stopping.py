@@ -94,7 +94,16 @@ def ending(state: State, reason: StopReason) -> str:
         )
         if c is not None
     ]
-    return f"{start} The best is {which}" + (f": {' and '.join(figures)}." if figures else ".")
+    best = f"{start} The best is {which}" + (f": {' and '.join(figures)}." if figures else ".")
+    if not is_proven(incumbent):
+        best += " No speedup over stock is proven."
+    return best
+
+
+def is_proven(incumbent: Incumbent) -> bool:
+    """Whether the plan was seen to beat stock autoregressive decoding: the interval lies above 1."""
+    over = incumbent.over_autoregressive
+    return over is not None and over.low > 1.0
 
 
 def _figure(name: str, over: Comparison) -> str:

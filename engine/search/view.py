@@ -236,6 +236,13 @@ def _parent(state: State, trial: Trial) -> Incumbent | None:
     return next((i for i in reversed(state.incumbents) if i.plan.digest == trial.proposal.parent), None)
 
 
+def changes(state: State, trial: Trial) -> list[dict[str, Any]]:
+    """What a trial's plan changes: {"lever", "from", "to"}, against the incumbent that it was proposed for."""
+    parent = _parent(state, trial)
+    before = (parent.plan if parent else state.initial_plan).to_json()
+    return [{"lever": name, "from": before.get(name), "to": value} for name, value in trial.proposal.changes.items()]
+
+
 def _points(state: State) -> list[dict[str, Any]]:
     """Timed trials on one scale: ratio over the incumbent of their round times that one's own speedup."""
     points = []
@@ -259,8 +266,6 @@ def _points(state: State) -> list[dict[str, Any]]:
 
 def _candidate(state: State, trial: Trial) -> dict[str, Any]:
     proposal, judgement = trial.proposal, trial.judgement
-    parent = _parent(state, trial)
-    before = (parent.plan if parent else state.initial_plan).to_json()
     comparison = judgement.comparison if judgement else None
     return {
         "trial": trial.number,
@@ -269,7 +274,7 @@ def _candidate(state: State, trial: Trial) -> dict[str, Any]:
         "agent": proposal.agent,
         "arm": proposal.arm,
         "stage": proposal.stage,
-        "changes": [{"lever": name, "from": before.get(name), "to": value} for name, value in proposal.changes.items()],
+        "changes": changes(state, trial),
         "rationale": proposal.rationale,
         "predicted": proposal.predicted,
         "status": trial.status,

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -236,7 +237,12 @@ def test_prompts_with_a_broken_line(search_refused: Refused, tiny_target: Path, 
         ("search", "--max-new-tokens", "-3"),
         ("search", "--dtype", "fp8"),
         ("search", "surplus"),
+        ("search", "--temperature", "2.5"),
+        ("search", "--temperature", "nan"),
         ("generate",),
+        ("generate", "--prompt", "x", "--temperature", "-1"),
+        ("generate", "--prompt", "x", "--temperature", "hot"),
+        ("generate", "--prompt", "x", "--seed", "-1"),
         ("verify", "--bundle", "x.zip", "--tolerance", "1"),
         ("plan", "--bundle", "a", "--plan", "b"),
     ],
@@ -367,3 +373,27 @@ def test_numbers_are_not_read_from_text_or_truth(search_refused: Refused, tiny_t
     for value in ('"3"', "true", "3.0e99"):
         plan.write_text(f'{{"draft_tokens": {value}}}')
         assert "draft_tokens" in search_refused(tiny_target, "--plan", plan)
+
+
+def test_selftest_on_a_platform_that_is_not_here(refused: Refused) -> None:
+    assert "cuda:99 does not exist" in refused("judge", "selftest", "--tiny", "--platform", "cuda:99")
+
+
+def test_a_seed_without_a_temperature(refused: Refused, tiny_target: Path) -> None:
+    sentence = refused("generate", "--target", tiny_target, "--drafter", "ngram", "--prompt", "a", "--seed", "3")
+    assert "A seed changes nothing in greedy decoding" in sentence
+
+
+def test_a_terminated_command_leaves_no_temporary_files(tmp_path: Path) -> None:
+    """SIGTERM, as `timeout` and service managers send it, ends it like an interruption."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "engine", "judge", "selftest", "--tiny", "--only", "hangs", "--platform", "cpu"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("specpilot-selftest-*/*/children/*.log")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        os.sched_yield()
+    process.terminate()
+    assert process.wait(30) == 128 + 15
+    assert not list(tmp_path.glob("specpilot-selftest-*"))

@@ -12,14 +12,16 @@ from engine.cli.bench import _line, _row, autoregressive_plans
 from engine.deployment import Deployment
 
 
+@pytest.mark.parametrize("temperature", ["0", "0.7"])
 def test_plans_are_timed_and_checked(
-    deployment: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    deployment: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str], temperature: str
 ) -> None:
     out = tmp_path / "bench.json"
     regime = deployment.regime
     asked = [
         "bench", "--target", deployment.target, "--platform", "cpu", "--prompts", regime.prompts, "--count", "2",
         "--max-prompt-tokens", "96", "--max-new-tokens", "12", "--plans", "plain", "tuned", "--out", str(out),
+        "--temperature", temperature,
     ]  # fmt: skip
     assert main(asked) == 0
     printed = capsys.readouterr().out.splitlines()

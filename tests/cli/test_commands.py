@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,26 @@ def test_generate_prints_text_rate_and_accept_length(
     assert capsys.readouterr().out.rstrip("\n") == text.rstrip("\n")  # whatever drafts: the same text
 
 
+def test_sampled_text_depends_on_the_seed_and_not_on_the_plan(
+    tiny_target: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"source": "none"}))
+    argv = ["generate", "--target", str(tiny_target), "--platform", "cpu", "--prompt", "seven small boats"]
+    argv += ["--max-new-tokens", "40", "--temperature", "1.5"]
+
+    def printed(*more: str) -> str:
+        assert main([*argv, *more]) == 0
+        return capsys.readouterr().out
+
+    text = printed("--seed", "5", "--quiet")
+    assert printed("--seed", "5", "--quiet", "--plan", str(tmp_path / "plan.json")) == text
+    assert printed("--seed", "6", "--quiet") != text
+    figures = printed()  # a fresh seed, which is told
+    found = re.search(r"sampled +temperature 1.5, seed (\d+)", figures)
+    assert found
+    assert printed("--seed", found[1], "--quiet").rstrip("\n") == figures.rsplit("\n\n", 1)[0].rstrip("\n")
+
+
 class Bytes:
     """A tokenizer whose tokens are bytes."""
 
@@ -191,3 +212,14 @@ def test_the_panel_draws_every_state_of_a_search(deployment: Deployment, judge: 
         "Bundle: bundle.zip",
     ):
         assert words in text
+
+
+def test_what_a_widened_target_is_stands_beside_its_figures(
+    tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["widen", "--target", str(tiny_target), "--factor", "2", "--out", str(tmp_path / "wide")]) == 0
+    capsys.readouterr()
+    for target, said in ((tiny_target, False), (tmp_path / "wide" / "target", True)):
+        asked = ["generate", "--target", str(target), "--platform", "cpu", "--prompt", "the quick brown fox"]
+        assert main([*asked, "--max-new-tokens", "4"]) == 0
+        assert ("Target: widened 2x from target: real text" in capsys.readouterr().out) == said

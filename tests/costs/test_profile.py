@@ -29,6 +29,7 @@ from engine.profile import (
     replay_ms_per_token,
     tree_oracle,
 )
+from engine.sampling import Sampling
 from engine.stages import STAGE_NAMES, WallClock
 from engine.tree import best_first, chain
 from engine.weights import open_checkpoint
@@ -169,6 +170,21 @@ def test_tree_oracle_says_what_a_tree_then_emits(checkpoint: Path) -> None:
     tokens = sum(sum(generation.emitted_per_step) for generation in made)
     # near the end the loop drafts less deep, so that it may take one step more for each text
     assert tokens / steps <= oracle <= tokens / (steps - len(prompts))
+
+
+def test_a_profile_at_a_temperature_is_that_of_sampled_text(checkpoint: Path) -> None:
+    """The drafter knows the sampled texts and nothing else: full blocks mean that the profile wrote just these."""
+    target = model(checkpoint, Plan())
+    prompts = [[2, 4, 6, 8], [11, 12, 13]]
+    plain = Decoder(target, None, Plan(source="none"))
+    wanted = [
+        plain.generate(prompt, 21, NEVER, sampling=Sampling(1.3, 0, (number,))).ids
+        for number, prompt in enumerate(prompts)
+    ]
+    assert wanted != [plain.generate(prompt, 21, NEVER).ids for prompt in prompts]
+    decoder = Decoder(target, ReplayDrafter(list(zip(prompts, wanted, strict=True)), 4), Plan(draft_tokens=4))
+    assert measure(decoder, prompts, NEVER, 21, temperature=1.3).emitted_per_step == (5,) * 8
+    assert max(measure(decoder, prompts, NEVER, 21).emitted_per_step[:4]) < 5
 
 
 def test_accepted_by_rows_takes_the_most_probable_nodes() -> None:
