@@ -3,14 +3,14 @@
 import { setText } from "./dom.js";
 
 /** One sentence from an answer that is not a success: the problem's detail where there is one. */
-export async function problemSentence(response) {
+export async function problemSentence(response, consequence = "Nothing was changed.") {
   try {
     const problem = await response.json();
     if (problem.detail || problem.title) return problem.detail || problem.title;
   } catch {
     // not JSON: the status has to do
   }
-  return `The server answered ${response.status}. Nothing was changed.`;
+  return `The server answered ${response.status}. ${consequence}`.trim();
 }
 
 /** A word safe inside single quotes of a POSIX shell. Pure. */

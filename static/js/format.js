@@ -72,6 +72,12 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)}${GAP}h ${String(Math.floor((whole % 3600) / 60)).padStart(2, "0")}${GAP}min`;
 }
 
+/** A measured span of time: "184 ms", "1.23 s". */
+export function elapsed(seconds) {
+  if (!isNumber(seconds)) return NONE;
+  return seconds < 1 ? milliseconds(seconds * 1000) : `${significant(seconds)}${GAP}s`;
+}
+
 export function bytes(value) {
   if (!isNumber(value)) return NONE;
   const units = ["B", "kB", "MB", "GB", "TB"];

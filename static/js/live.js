@@ -6,6 +6,7 @@ import { setText } from "./dom.js";
 import * as f from "./format.js";
 import { createHeadline } from "./headline.js";
 import { createLog } from "./log.js";
+import { createPanel } from "./panel.js";
 import { createPlots } from "./plots.js";
 import { connect } from "./socket.js";
 import { createStore } from "./store.js";
@@ -22,7 +23,14 @@ const { state } = store;
 
 const headline = createHeadline(document, `specpilot-${name}.zip`);
 const plots = createPlots(name);
-const table = createTable(document.getElementById("candidates"), name);
+const table = createTable(document.getElementById("candidates"), name, root.dataset.pageUrl);
+const panel = createPanel({
+  dialog: document.getElementById("panel"),
+  apiUrl: root.dataset.apiUrl,
+  pageUrl: root.dataset.pageUrl,
+  searchName: name,
+  first: "trial" in root.dataset ? Number(root.dataset.trial) : null,
+});
 const activity = createActivity(document.getElementById("activity"));
 const log = createLog(document.getElementById("log"), document.getElementById("log-empty"));
 const actions = createActions({
@@ -41,6 +49,7 @@ function drawView() {
   headline(state.view);
   actions(state.view);
   table(state.view);
+  panel(state.view);
   activity(state.view, state.events);
   plots(state.view);
   const { word } = f.status(state.view.status);

@@ -45,6 +45,15 @@ function swatch({ shape, tone, marker, verdict }) {
     if (shape === "hatch") icon.append(s("path", { d: "M6 11 16 1M5 6l5-5M12 11l5-5", class: "hatch" }));
     return icon;
   }
+  if (shape === "band") {
+    icon.append(s("rect", { x: 3, y: 1, width: 16, height: 10, rx: 2, fill: "currentColor", opacity: 0.28 }));
+    return icon;
+  }
+  if (shape === "dot" || shape === "diamond") {
+    const diamond = s("path", { d: "M11 2l4 4-4 4-4-4z", fill: "currentColor" });
+    icon.append(shape === "dot" ? s("circle", { cx: 11, cy: 6, r: 4.5, fill: "currentColor" }) : diamond);
+    return icon;
+  }
   const dash = shape === "dash" ? "5 3" : null;
   icon.append(s("path", { d: "M0 6h22", stroke: "currentColor", "stroke-width": 2.5, "stroke-dasharray": dash }));
   if (marker === "dot") icon.append(s("circle", { cx: 11, cy: 6, r: 4, fill: "currentColor" }));
@@ -117,7 +126,7 @@ function createCard(plot, section, searchName) {
     csv.disabled = sentence !== null;
     png.disabled = sentence !== null || !Plotly;
     setText(parts.empty.querySelector("p"), sentence ?? "");
-    parts.empty.classList.toggle("over", view.status === "finished" || view.status === "failed");
+    parts.empty.classList.toggle("over", ["finished", "failed", "judged"].includes(view.status));
     setText(parts.summary, sentence === null ? plot.summary(view) : "");
     const legend = sentence === null ? plot.legend(view) : [];
     reconcile(
@@ -160,9 +169,10 @@ function createCard(plot, section, searchName) {
   };
 }
 
-/** Finds the plot cards in the page and returns `render(view)`, which draws them soon, at most four times a second. */
-export function createPlots(searchName) {
-  const cards = PLOTS.map((plot) => createCard(plot, document.querySelector(`[data-plot="${plot.id}"]`), searchName));
+/** Finds the cards of `plots` in the page and returns `render(view)`, which draws them soon, at most four times a
+ * second. */
+export function createPlots(searchName, plots = PLOTS) {
+  const cards = plots.map((plot) => createCard(plot, document.querySelector(`[data-plot="${plot.id}"]`), searchName));
   let library = null;
   let view = null;
   let timer = null;

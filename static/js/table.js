@@ -93,7 +93,8 @@ export function candidatesCsv(candidates) {
   );
 }
 
-function chips(changes) {
+/** What a plan changes, as elements. */
+export function chips(changes) {
   if (!changes?.length) return h("span", { class: "quiet" }, "the starting plan");
   return changes.map(({ lever, from, to }) =>
     h(
@@ -129,14 +130,16 @@ function state(c, ended) {
   return dotPill("idle", ended ? "Not run" : "Waiting");
 }
 
-/** Why, in words: the judge's reason, or where the trial stands. */
-function reasonOf(c, ended) {
-  if (c.status === "judged") return c.reason || f.NONE;
+/** Why, in words: the first line of the judge's reason (its panel has the rest), or where the trial stands. Pure. */
+export function reasonOf(c, ended) {
+  if (c.status === "judged") return c.reason?.split("\n")[0] || f.NONE;
   if (ended) return "The search ended before it was judged.";
   return c.phase || (c.status === "running" ? "starting" : "waiting for a worker");
 }
 
-function row(c, old, ended) {
+function row(c, old, ended, pageUrl) {
+  const panel = { href: `${pageUrl}/trials/${c.trial}`, "data-trial": c.trial };
+
   const facts = [
     c.arm && `proposed by ${c.arm}`,
     c.agent && `agent ${c.agent}`,
@@ -165,7 +168,7 @@ function row(c, old, ended) {
       h(
         "div",
         { class: "cell" },
-        h("a", { href: `#trial-${c.trial}` }, String(c.trial)),
+        h("a", { ...panel, "aria-label": `Trial ${c.trial}, evidence` }, String(c.trial)),
         h("small", {}, `round ${c.round}`),
         c.kind && c.kind !== "candidate" ? h("small", { class: "kind" }, c.kind) : null,
       ),
@@ -176,12 +179,17 @@ function row(c, old, ended) {
     cell("measured", { class: "num" }, measured(c)),
     cell("exact · near-tie · error", { class: "num" }, forcing(c.forcing)),
     cell("verdict", { class: "verdict" }, state(c, ended)),
-    cell("reason", { class: "why" }, h("p", {}, reasonOf(c, ended)), why),
+    cell(
+      "reason",
+      { class: "why" },
+      h("p", {}, reasonOf(c, ended)),
+      h("div", { class: "more" }, h("a", { ...panel, "aria-label": `Evidence of trial ${c.trial}` }, "Evidence"), why),
+    ),
   );
 }
 
-/** Wires the table, its filter and its download; returns `render(view)`. */
-export function createTable(section, searchName) {
+/** Wires the table, its filter and its download; returns `render(view)`. Panels of trials are at `pageUrl`/trials. */
+export function createTable(section, searchName, pageUrl) {
   const find = (name) => section.querySelector(`[data-part="${name}"]`);
   const [body, empty, none, search, select, count] = ["body", "empty", "none", "search", "verdict", "count"].map(find);
   const table = section.querySelector("table");
@@ -197,7 +205,7 @@ export function createTable(section, searchName) {
       rows,
       (c) => String(c.trial),
       (c) => JSON.stringify([c, ended]),
-      (c, old) => row(c, old, ended),
+      (c, old) => row(c, old, ended, pageUrl),
     );
     table.hidden = rows.length === 0;
     empty.hidden = candidates.length > 0;

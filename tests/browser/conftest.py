@@ -60,14 +60,20 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
+def stack_env() -> dict[str, str]:
+    """What a test module adds to the stack's environment."""
+    return {}
+
+
+@pytest.fixture
+def stack(tmp_path: Path, stack_env: dict[str, str]) -> Iterator[Stack]:
     """`manage.py up` on a free port with a data folder of its own; ended by Ctrl-C, which must succeed."""
     log = tmp_path / "up.log"
     data = tmp_path / "data"
     data.mkdir()
     unset = ("REDIS_URL", "DATABASE_URL", "DJANGO_SETTINGS_MODULE")
     env = {name: value for name, value in os.environ.items() if name not in unset}
-    env |= {"SPECPILOT_DATA": str(data), "PYTHONUNBUFFERED": "1"}
+    env |= {"SPECPILOT_DATA": str(data), "PYTHONUNBUFFERED": "1", **stack_env}
     argv = [sys.executable, "manage.py", "up", "--port", "0", "--gpus", "cpu"]
     process = subprocess.Popen(
         argv, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

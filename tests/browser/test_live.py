@@ -246,7 +246,7 @@ def check_candidates(page: Page) -> None:
 def check_bundle(page: Page, folder: Path, models: Models) -> None:
     """What is downloaded is what the page says it is, and reads as a whole bundle."""
     with page.expect_download() as download:
-        page.get_by_role("link", name="Download bundle").click()
+        page.get_by_role("link", name="Download bundle").click(timeout=90_000)
     path = folder / "downloaded.zip"
     download.value.save_as(path)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == page.locator('[data-slot="bundle.sha"]').inner_text()

@@ -127,6 +127,12 @@ def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(run, range(count)))
 
 
+def open_to_others(folder: Path) -> list[str]:
+    """Everything below `folder` that group or others may read, write or enter."""
+    found = [path for path in sorted(folder.rglob("*")) if path.lstat().st_mode & 0o077 and not path.is_symlink()]
+    return [f"{path} {path.lstat().st_mode & 0o777:o}" for path in found]
+
+
 class Spawner:
     """Starts processes of the product and ends them, whatever the test does."""
 
@@ -144,6 +150,7 @@ class Spawner:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                umask=0o022,  # the usual one: what must not be readable by others is the product's own care
             )
         self.started.append(process)
         return process

@@ -248,7 +248,7 @@ def test_waiting_for_a_worker_is_not_charged_to_the_budget() -> None:
     drain()
     assert PROJECTIONS.view(search.pk)["budget"]["seconds_used"] < 60
     resumed = Event.objects.filter(search=search, type="status_changed")
-    assert [event.data["by"] for event in resumed] == ["one/cpu took up the work"]
+    assert [event.data["by"] for event in resumed] == ["one/cpu, which went on with it"]
 
 
 def test_the_reconciler_rings_once_for_what_waits(rings: list[str]) -> None:

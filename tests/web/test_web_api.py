@@ -12,17 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.test import Client
+from django.utils import timezone
 
 from engine.codec import to_json
 from engine.deployment import NO_DRAFTER, Deployment, Regime
 from engine.plan import Plan
 from engine.search.events import Budget
+from engine.search.evidence import evidence
 from tests.web import fake_engine
 from tests.web.support import make_search, make_user
 from webapp.accounts.services import create_api_token, delete_api_token
+from webapp.searches import presence
 from webapp.searches.drain import Drain
+from webapp.searches.journal import folder_path
 from webapp.searches.models import Job, Search
+from webapp.searches.projection import PROJECTIONS
 from webapp.searches.worker import Worker
 
 pytestmark = pytest.mark.usefixtures("sqlite", "rings")
@@ -148,6 +154,77 @@ def test_the_bundle(api: Api) -> None:
     assert zipfile.ZipFile(io.BytesIO(response.content)).testzip() is None
 
 
+@pytest.mark.usefixtures("no_check")
+def test_the_evidence_of_a_trial(api: Api) -> None:
+    search = make_search(api.user)
+    Drain(Worker("one", "cpu"), fake_engine).run()
+    page = f"/api/searches/{search.pk}/trials"
+    rows = api.get(f"/api/searches/{search.pk}")["view"]["candidates"]
+    for row in rows:
+        found = api.get(f"{page}/{row['trial']}")
+        assert found == to_json(evidence(PROJECTIONS.state(search.pk), row["trial"], str(folder_path(search.pk))))
+        assert (found["verdict"], found["reason"]) == (row["verdict"], row["reason"])
+        assert found["forcing"]["tokens"] == 480
+    timed = api.get(f"{page}/1")["timing"]
+    assert len(timed["ratios"]) == len(timed["comparison"]["pairs"]) == fake_engine.PAIRS
+    assert "no such trial" in api.get(f"{page}/{len(rows)}", 404)["detail"]
+    for path in (f"{page}/-1", f"{page}/x", f"{page}/{10**30}", f"{page}/", page):
+        api.get(path, 404)
+    schema = api.client.get("/api/schema").json()["paths"]["/api/searches/{id}/trials/{number}"]["get"]
+    described = schema["responses"]["200"]["content"]["application/json"]["schema"]["properties"]
+    assert described.keys() == found.keys()
+    assert "404" in schema["responses"]
+
+
+@pytest.mark.usefixtures("no_check")
+def test_the_evidence_is_its_owners(api: Api) -> None:
+    search = make_search(api.user)
+    Drain(Worker("one", "cpu"), fake_engine).run()
+    path = f"/api/searches/{search.pk}/trials/1"
+    api.get(path)
+    Api("eve").get(path, 404)
+    api._answer(Client().get(path), 401)
+    boss = Client()
+    boss.force_login(make_user("root", is_staff=True, is_superuser=True))
+    api._answer(boss.get(path), 404)
+
+
+@pytest.mark.usefixtures("no_check")
+def test_which_machines_work_is_told_to_staff_only(
+    api: Api, embedded_broker: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.REDIS_URL = embedded_broker
+    mine, other = make_search(api.user), make_search(make_user("eve"))
+    workers = [Worker("north.example", "cuda:1", "a GPU"), Worker("north.example", "cpu", "a CPU")]
+    with redis.Redis.from_url(embedded_broker, decode_responses=True) as broker:
+        for worker in workers:
+            presence.announce(broker, worker, 1_700_000_000.0)
+        for search, worker in zip((mine, other), workers, strict=True):
+            Job.objects.filter(search=search).update(
+                status="running", lease_owner=f"{worker.name}#1", lease_expires=timezone.now(), key="stock:secret"
+            )
+        told = api.get("/api/workers")
+        api.user.is_staff = True
+        api.user.save()
+        whole = api.get("/api/workers")
+        for worker in workers:
+            presence.retire(broker, worker)
+    assert "north" not in json.dumps(told)
+    assert [(w["device"], w["status"], w["description"]) for w in told["workers"]] == [
+        ("cpu", "working", "a CPU"),
+        ("cuda:1", "working", "a GPU"),
+    ]
+    assert all(
+        worker.keys() <= {"device", "kind", "description", "since", "status", "job"} for worker in told["workers"]
+    )
+    assert [w["job"]["search"] for w in told["workers"]] == [None, mine.pk]
+    assert [(w["name"], w["host"]) for w in whole["workers"]] == [
+        ("north.example/cpu", "north.example"),
+        ("north.example/cuda:1", "north.example"),
+    ]
+    assert whole["workers"][0]["job"] == {"search": None, "title": "another user's search", "url": "", "key": ""}
+
+
 # Mistakes ---------------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +275,7 @@ def broken_prompts(tmp_path: Path) -> str:
         (lambda d, tmp: {**d, "drafter": str(tmp / "no-drafter")}, "drafter", "no-drafter"),
         (lambda d, tmp: {**d, "platform": "abacus"}, "platform", "abacus"),
         (lambda d, tmp: {**d, "regime": to_json(Regime(max_new_tokens=10**6))}, "regime", "context"),
-        (lambda d, tmp: {**d, "regime": to_json(Regime(temperature=0.5))}, "regime", "temperature"),
+        (lambda d, tmp: {**d, "regime": to_json(Regime(temperature=9.5))}, "regime", "temperature"),
         (lambda d, tmp: {**d, "regime": to_json(Regime(batch=4))}, "regime", "batch 4"),
     ],
 )
@@ -272,6 +349,35 @@ def test_a_session_needs_the_csrf_token(api: Api) -> None:
     assert answer.json()["status"] == "paused"
 
 
+@pytest.mark.usefixtures("no_check")
+def test_a_failure_of_ours_is_a_problem_below_api_and_a_page_elsewhere(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = make_search(api.user)
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("a secret of the traceback")
+
+    monkeypatch.setattr("webapp.searches.selectors.searches_of", broken)
+    api.client.raise_request_exception = False
+    for path in ("/api/searches", f"/api/searches/{search.pk}", f"/api/searches/{search.pk}/trials/0"):
+        problem = api.get(path, 500)
+        assert "secret" not in json.dumps(problem)
+    monkeypatch.setattr("webapp.searches.selectors.check_database", broken)
+    page = api.client.get("/healthz")
+    assert page.status_code == 500
+    assert page["Content-Type"].startswith("text/html")
+    assert b"secret" not in page.content
+
+
+def test_what_fails_before_any_view_is_a_problem_below_api_too(api: Api) -> None:
+    stranger = Client(headers={"host": "evil.example:80\\"})
+    api._answer(stranger.get("/api/searches"), 400)
+    assert stranger.get("/")["Content-Type"].startswith("text/html")
+    api.get("/api", 404)
+    assert api.client.get("/apiary")["Content-Type"].startswith("text/html")
+
+
 def test_unknown_paths_are_problems_too(api: Api) -> None:
     api.get("/api/nothing", 404)
     api.post("/api/searches/1/explode", status=404)
@@ -286,6 +392,8 @@ def test_the_schema_describes_every_operation(api: Api) -> None:
         ("/api/searches/{id}", "get"),
         *((f"/api/searches/{{id}}/{name}", "post") for name in ("pause", "resume", "cancel")),
         *((f"/api/searches/{{id}}/{name}", "get") for name in ("events", "bundle")),
+        ("/api/searches/{id}/trials/{number}", "get"),
+        ("/api/workers", "get"),
     }
     body = schema["paths"]["/api/searches"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(body["properties"]["deployment"]["properties"]) == set(to_json(Deployment()))

@@ -29,6 +29,7 @@ FORM = {
     "dtype": "fp32",
     "max_prompt_tokens": "128",
     "max_new_tokens": "32",
+    "temperature": "0.7",
     "prompts": "shipped",
     "budget_seconds": "60",
     "budget_trials": "3",
@@ -59,7 +60,9 @@ def embedded(page: str, name: str) -> Any:
     return json.loads(found[1])
 
 
-@pytest.mark.parametrize("path", ["/", "/searches/new", "/searches/1", "/searches/1/bundle", "/workers"])
+@pytest.mark.parametrize(
+    "path", ["/", "/searches/new", "/searches/1", "/searches/1/trials/1", "/searches/1/bundle", "/workers"]
+)
 def test_pages_ask_strangers_to_sign_in(path: str) -> None:
     response = Client().get(path)
     assert response.status_code == 302
@@ -92,6 +95,20 @@ def test_the_live_page_embeds_view_and_events(client: Client, user: User) -> Non
     assert context["worker_online"] is True
     assert client.get(context["bundle_url"])["Content-Type"] == "application/zip"
     assert "no-store" in page["Cache-Control"]
+
+
+def test_a_trials_own_address_is_the_page_with_its_panel(client: Client, user: User) -> None:
+    search = make_search(user)
+    Drain(Worker("one", "cpu"), fake_engine).run()
+    page = client.get(f"/searches/{search.pk}/trials/1")
+    assert (page.status_code, page.context["trial"]) == (200, 1)
+    assert 'data-trial="1"' in page.content.decode()
+    assert client.get(f"/searches/{search.pk}").context["trial"] is None
+    for number in ("99", "-1", "x", str(10**30)):
+        assert client.get(f"/searches/{search.pk}/trials/{number}").status_code == 404
+    stranger = Client()
+    stranger.force_login(make_user("eve", is_staff=True))
+    assert stranger.get(f"/searches/{search.pk}/trials/1").status_code == 404
 
 
 def test_hostile_text_stays_text(client: Client, user: User) -> None:
@@ -143,6 +160,7 @@ def test_the_form_launches_a_search(client: Client, user: User) -> None:
     assert response["Location"] == f"/searches/{search.pk}"
     deployment = search.deployment.value
     assert (deployment.regime.max_new_tokens, deployment.regime.max_prompt_tokens) == (32, 128)
+    assert deployment.regime.temperature == 0.7
     assert (search.owner, search.seed, search.budget_value.seconds, search.budget_value.trials) == (user, 4, 60.0, 3)
 
 
@@ -153,6 +171,9 @@ def test_the_form_launches_a_search(client: Client, user: User) -> None:
         ("platform", "abacus"),
         ("dtype", "fp8"),
         ("max_new_tokens", "0"),
+        ("temperature", "-0.1"),
+        ("temperature", "2.1"),
+        ("temperature", "nan"),
         ("budget_seconds", "nan"),
         ("budget_seconds", "-5"),
         ("seed", "-1"),
@@ -229,7 +250,9 @@ def test_another_users_search_does_not_exist(client: Client) -> None:
 # The rest ---------------------------------------------------------------------------------------------------------
 
 
-def test_workers(client: Client, embedded_broker: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers(
+    client: Client, user: User, embedded_broker: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import redis
 
     from webapp.searches import presence
@@ -240,11 +263,17 @@ def test_workers(client: Client, embedded_broker: str, settings: Any, monkeypatc
         presence.announce(broker, Worker("gone", "cpu"), 1_700_000_000.0)
         facts = json.loads(broker.hget(presence.KEY, "gone/cpu"))
         broker.hset(presence.KEY, "gone/cpu", json.dumps({**facts, "seen": facts["seen"] - 60}))
-        workers = client.get("/workers").context["workers"]
+        page = client.get("/workers")
+        workers = page.context["workers"]
+        assert "north" not in page.content.decode()  # which machine it is, is told to staff
+        assert "a GPU" in page.content.decode()
+        user.is_staff = True
+        user.save()
+        assert "north/cuda:1" in client.get("/workers").content.decode()
         presence.retire(broker, Worker("north", "cuda:1"))
         assert client.get("/workers").context["workers"] == []
-    assert [(w["name"], w["kind"], w["description"], w["job"]) for w in workers] == [
-        ("north/cuda:1", "cuda", "a GPU", None)
+    assert [(w["device"], w["kind"], w["description"], w["job"]) for w in workers] == [
+        ("cuda:1", "cuda", "a GPU", None)
     ]
 
 

@@ -18,6 +18,7 @@ from tests.web.support import (
     make_search,
     needs_postgres,
     needs_redis,
+    open_to_others,
     wait_for,
 )
 from webapp.searches.doorbell import queue_of
@@ -70,6 +71,9 @@ def test_kill_9_of_a_worker_in_mid_trial(database: str, broker: str, spawn: Any,
     start_reconciler(spawner)
     start_worker(spawner, "one")
     drain_pid = int(wait_for(lambda: (gate / "running-2-1").exists() and (gate / "running-2-1").read_text(), 60))
+    data = Path(spawner.env["SPECPILOT_DATA"])
+    assert (data / "searches").exists()
+    assert open_to_others(data) == []
     before = judged(search)
     os.kill(drain_pid, signal.SIGKILL)
     wait_for(lambda: (gate / "running-2-2").exists(), 60)

@@ -54,11 +54,13 @@ def cookie_of(user: User) -> str:
 class Page(ApplicationCommunicator):
     """A page's end of the socket."""
 
-    def __init__(self, pk: int, query: str = "", *, cookie: str = "", origin: str | None = f"http://{HOST}") -> None:
+    def __init__(
+        self, pk: int, query: str = "", *, cookie: str = "", origin: str | None = f"http://{HOST}", path: str = ""
+    ) -> None:
         headers = [(b"host", HOST.encode()), (b"cookie", cookie.encode())]
         if origin is not None:
             headers.append((b"origin", origin.encode()))
-        scope = {"type": "websocket", "path": f"/ws/searches/{pk}", "query_string": query.lstrip("?").encode(),
+        scope = {"type": "websocket", "path": path or f"/ws/searches/{pk}", "query_string": query.lstrip("?").encode(),
                  "headers": headers, "subprotocols": []}  # fmt: skip
         super().__init__(application, scope)
 
@@ -246,6 +248,14 @@ async def test_another_users_search_does_not_exist() -> None:
 async def test_strangers_are_told_to_sign_in() -> None:
     search, _ = await prepare()
     assert await refused(Page(search.pk)) == 4401
+
+
+@pytest.mark.parametrize("path", ["/", "/ws", "/ws/searches", "/ws/searches/x", "/ws/searches/1/more", "/ws/%0a"])
+async def test_other_paths_are_closed_without_a_word(path: str) -> None:
+    _, cookie = await prepare()
+    page = Page(1, cookie=cookie, path=path)
+    assert await refused(page) == 4404
+    await page.wait(10)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from django.core.management import CommandError, call_command
 
 from engine.errors import UserError
 from engine.search.events import Budget
-from tests.web.support import FAKE, REDIS, Spawner, make_search, needs_redis, wait_for
+from tests.web.support import FAKE, REDIS, Spawner, make_search, needs_redis, open_to_others, wait_for
 from webapp.config.broker_url import celery_url, database_number, redis_url, socket_path
 from webapp.searches import services
 from webapp.searches.models import Event, Search
@@ -122,7 +122,9 @@ def status(search: Search) -> str:
     return Search.objects.get(pk=search.pk).status
 
 
-def test_start_sign_in_stop(up: Callable[..., Running]) -> None:
+def test_start_sign_in_stop(up: Callable[..., Running], sqlite: str) -> None:
+    database = Path(sqlite.removeprefix("sqlite:///"))
+    database.chmod(0o644)  # as an earlier version left it
     running = up()
     address = running.wait_until_ready()
     browser, second = Browser(), Browser()
@@ -132,6 +134,8 @@ def test_start_sign_in_stop(up: Callable[..., Running]) -> None:
     assert "token" not in running.spawner.log("up").replace("login?token=", "")
     for log in (Path(running.spawner.env["SPECPILOT_DATA"]) / "logs").iterdir():
         assert address.rpartition("=")[2] not in log.read_text(errors="replace")
+    assert open_to_others(Path(running.spawner.env["SPECPILOT_DATA"])) == []
+    assert [path.name for path in database.parent.glob(f"{database.name}*") if path.stat().st_mode & 0o077] == []
     tree = running.tree()
     names = [" ".join(process.cmdline()) for process in tree]
     assert sum("celery" in name for name in names) >= 2

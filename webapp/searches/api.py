@@ -22,7 +22,7 @@ from engine.errors import UserError
 from webapp.searches import selectors, services
 from webapp.searches.models import Search
 from webapp.searches.projection import PROJECTIONS
-from webapp.searches.schema import EVENTS, NEW_SEARCH, SEARCH, SUMMARY, WORKERS, answers
+from webapp.searches.schema import EVENTS, NEW_SEARCH, SEARCH, SUMMARY, TRIAL, WORKERS, answers
 from webapp.searches.views import bundle_response
 
 MOST_EVENTS = 5000
@@ -144,6 +144,13 @@ class SearchEvents(APIView):
         return Response({"events": events, "last": events[-1]["seq"] if events else int(after)})
 
 
+class TrialDetail(APIView):
+    @extend_schema(operation_id="read_trial", responses=answers({200: TRIAL}, 404))
+    def get(self, request: Request, pk: int, number: int) -> Response:
+        """The evidence for one trial's verdict: counts, first divergence, timed pairs, costs, and how to replay it."""
+        return Response(selectors.trial_or_404(selectors.search_or_404(request.user, pk), number))
+
+
 class SearchBundle(APIView):
     @extend_schema(
         operation_id="read_bundle",
@@ -157,7 +164,7 @@ class SearchBundle(APIView):
 class WorkerList(APIView):
     @extend_schema(operation_id="list_workers", responses=answers({200: WORKERS}))
     def get(self, request: Request) -> Response:
-        """The workers that are there now."""
+        """The workers that are there now; which machine each runs on is told to staff only."""
         return Response({"workers": selectors.workers_for(request.user), "waiting": selectors.waiting_jobs()})
 
 

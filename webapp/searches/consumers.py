@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 
 import redis
 from channels.db import database_sync_to_async
-from channels.generic.websocket import AsyncJsonWebsocketConsumer
+from channels.generic.websocket import AsyncJsonWebsocketConsumer, AsyncWebsocketConsumer
 
 from webapp.searches import selectors
 from webapp.searches.doorbell import group_of
@@ -80,6 +80,14 @@ class SearchConsumer(AsyncJsonWebsocketConsumer):
                 await self.send_json({"kind": "status", "worker_online": online})
             await asyncio.sleep(LOOK_SECONDS)
             await self.update()
+
+
+class NothingHere(AsyncWebsocketConsumer):
+    """Any other path: closed with the code that a search which is not yours has."""
+
+    async def connect(self) -> None:
+        await self.accept()
+        await self.close(NOT_YOURS)
 
 
 def _after(scope: dict[str, Any]) -> int:

@@ -141,7 +141,7 @@ class Drain:
             working = search.jobs.filter(status=Job.Status.RUNNING).exclude(pk=lease.job_id).exists()
             idle = not working and time.time() - state.time > IDLE_SECONDS
             if state.status == "running" and (idle or lease.lost):
-                state = append_events(search, (StatusChanged("running", f"{self.worker.name} took up the work"),))
+                state = append_events(search, (StatusChanged("running", f"{self.worker.name}, which went on with it"),))
         return state, next((action for action in decide(state) if action.key == lease.key), None)
 
     def _finish(self, lease: Lease, status: Job.Status, *bodies: Body) -> None:

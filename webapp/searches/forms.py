@@ -9,6 +9,7 @@ from django.contrib.auth.models import User
 
 from engine.deployment import DEMO_DRAFTER, DEMO_TARGET, NO_DRAFTER, SHIPPED_PROMPTS, Deployment, Regime
 from engine.errors import UserError
+from engine.sampling import MAX_TEMPERATURE
 from engine.search.events import Budget
 from webapp.searches import services
 from webapp.searches.models import Search
@@ -51,6 +52,12 @@ class NewSearch(forms.Form):
     )
     max_prompt_tokens = forms.IntegerField(label="Longest prompt", min_value=1, initial=Regime().max_prompt_tokens)
     max_new_tokens = forms.IntegerField(label="New tokens", min_value=1, initial=Regime().max_new_tokens)
+    temperature = forms.FloatField(
+        min_value=0,
+        max_value=MAX_TEMPERATURE,
+        initial=Regime().temperature,
+        help_text=f"0 is greedy decoding; above it, up to {MAX_TEMPERATURE:g}, tokens are sampled.",
+    )
     prompts = forms.CharField(
         max_length=1024,
         initial=SHIPPED_PROMPTS,
@@ -64,7 +71,10 @@ class NewSearch(forms.Form):
         """The new search of a valid form, or None with the error beside its field."""
         data: dict[str, Any] = self.cleaned_data
         regime = Regime(
-            max_prompt_tokens=data["max_prompt_tokens"], max_new_tokens=data["max_new_tokens"], prompts=data["prompts"]
+            max_prompt_tokens=data["max_prompt_tokens"],
+            max_new_tokens=data["max_new_tokens"],
+            temperature=data["temperature"],
+            prompts=data["prompts"],
         )
         deployment = Deployment(
             target=data["target"],

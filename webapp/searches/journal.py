@@ -30,9 +30,14 @@ def locked(search_id: int) -> Search:
 
 def folder_of(search_id: int) -> Path:
     """Where the engine keeps files of this search on this machine."""
-    folder = searches_dir() / f"web-{search_id}"
+    folder = folder_path(search_id)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+def folder_path(search_id: int) -> Path:
+    """The same folder, which need not be there."""
+    return searches_dir() / f"web-{search_id}"
 
 
 def append_events(search: Search, bodies: Iterable[Body], *, quiet: bool = False) -> State:
@@ -45,6 +50,7 @@ def append_events(search: Search, bodies: Iterable[Body], *, quiet: bool = False
     rows = []
     for body in bodies:
         search.last_seq += 1
+        body = ev.storable(body)
         event = EngineEvent(search.last_seq, time.time(), body)
         state = fold(state, event)
         data = event.to_json()
@@ -100,7 +106,9 @@ def _project(search: Search, body: Body, when: float) -> None:
                 seconds=judgement.seconds,
             )
         case ev.IncumbentChanged(over_autoregressive=comparison) if comparison is not None:
-            search.speedup = comparison.ratio
+            search.speedup = (
+                comparison.ratio if comparison.low > 1.0 else None
+            )  # an interval that holds 1 claims nothing
         case ev.BundleWritten():
             _store_bundle(search, body)
         case ev.SearchFinished():

@@ -66,7 +66,7 @@ class Search(models.Model):
     demo = models.BooleanField(default=False)  # made by `manage.py up --demo`
     status = models.CharField(max_length=16, choices=Status, default=Status.RUNNING)
     last_seq = models.PositiveIntegerField(default=0)
-    speedup = models.FloatField(null=True)  # over stock autoregressive decoding, newest incumbent
+    speedup = models.FloatField(null=True)  # over stock autoregressive decoding, newest incumbent; None: not proven
     rounds = models.PositiveIntegerField(default=0)
     trials = models.PositiveIntegerField(default=0)  # judged ones
     created = models.DateTimeField(auto_now_add=True)

@@ -19,19 +19,24 @@ CONTENT_TYPE = "application/problem+json"
 def problem(
     status: int, detail: str, *, code: str = "", field: str = "", headers: dict[str, str] | None = None
 ) -> Response:
-    """One problem. `type` is "about:blank", or "urn:specpilot:CODE" where the mistake has a name of its own."""
-    body = {
+    """One problem, as REST framework's response."""
+    body = problem_body(status, detail, code=code, field=field)
+    return Response(body, status=status, headers=headers, content_type=CONTENT_TYPE)
+
+
+def problem_body(status: int, detail: str, *, code: str = "", field: str = "") -> dict[str, Any]:
+    """`type` is "about:blank", or "urn:specpilot:CODE" where the mistake has a name of its own."""
+    return {
         "type": f"urn:specpilot:{code}" if code else "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
         "field": field,
     }
-    return Response(body, status=status, headers=headers, content_type=CONTENT_TYPE)
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
-    """REST framework's hook: None lets the error become a plain 500."""
+    """REST framework's hook: None lets the error become a 500 (`webapp.config.errors`), logged with its traceback."""
     if isinstance(error, UserError):
         set_rollback()
         status = 409 if error.code == "conflict" else 422

@@ -1,5 +1,8 @@
-from django.urls import path
+from django.urls import path, re_path
 
-from webapp.searches.consumers import SearchConsumer
+from webapp.searches.consumers import NothingHere, SearchConsumer
 
-websocket_urlpatterns = [path("ws/searches/<int:pk>", SearchConsumer.as_asgi())]
+websocket_urlpatterns = [
+    path("ws/searches/<int:pk>", SearchConsumer.as_asgi()),
+    re_path("", NothingHere.as_asgi()),
+]

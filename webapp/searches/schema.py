@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from engine.deployment import Deployment
 from engine.plan import Plan
 from engine.search.events import Budget
+from engine.search.evidence import Evidence
 
 
 def _described(cls: type) -> dict[str, Any]:
@@ -68,9 +69,33 @@ SEARCH = {
     "type": "object",
     "properties": {**_FACTS, "view": {"type": "object", "description": "What the live page shows."}},
 }
+TRIAL = _described(Evidence)
+WORKER = {
+    "type": "object",
+    "properties": {
+        "device": {"type": "string"},
+        "kind": {"type": "string", "enum": ["cpu", "cuda", "control"]},
+        "description": {"type": "string"},
+        "since": {"type": "string", "format": "date-time"},
+        "status": {"type": "string", "enum": ["working", "idle"]},
+        "job": {"type": ["object", "null"]},
+        "name": {"type": "string", "description": "staff only"},
+        "host": {"type": "string", "description": "staff only"},
+        "pid": {"type": "integer", "description": "staff only"},
+    },
+}
 WORKERS = {
     "type": "object",
-    "properties": {"workers": {"type": "array", "items": {"type": "object"}}},
+    "properties": {
+        "workers": {"type": "array", "items": WORKER},
+        "waiting": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"where": {"type": "string"}, "count": {"type": "integer"}},
+            },
+        },
+    },
 }
 PROBLEM = {
     "type": "object",

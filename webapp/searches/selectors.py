@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -10,8 +11,13 @@ from django.db import DatabaseError, connection
 from django.db.models import Count, QuerySet
 from django.http import Http404
 
+from engine.codec import to_json
+from engine.paths import REPOSITORY
+from engine.search.evidence import evidence
+from webapp.searches.journal import folder_path
 from webapp.searches.models import Bundle, Event, Job, Search
-from webapp.searches.presence import KINDS, present_workers
+from webapp.searches.presence import KINDS, Present, present_workers
+from webapp.searches.projection import PROJECTIONS
 
 Someone = AbstractBaseUser | AnonymousUser
 
@@ -46,6 +52,18 @@ def newest_events(search: Search, count: int) -> list[dict[str, Any]]:
     return [row.to_json() for row in reversed(rows)]
 
 
+def trial_or_404(search: Search, number: int) -> dict[str, Any]:
+    """The evidence for one trial (`engine.search.evidence`), JSON-ready."""
+    folder = folder_path(search.pk)
+    with suppress(ValueError):  # a data folder elsewhere: its whole path
+        folder = folder.relative_to(REPOSITORY)
+    found = evidence(PROJECTIONS.state(search.pk), number, str(folder))
+    if found is None:
+        raise Http404("There is no such trial in this search.")
+    data: dict[str, Any] = to_json(found)
+    return data
+
+
 def bundle_of(search: Search) -> Bundle:
     """Raises Http404 while there is none."""
     bundle = Bundle.objects.filter(search=search).first()
@@ -60,7 +78,11 @@ def platforms_online() -> list[str]:
 
 
 def workers_for(user: Someone) -> list[dict[str, Any]]:
-    """The workers that are there, with the job that each does; of other people's searches only that it is busy."""
+    """The workers that are there, with the job that each does; of other people's searches only that it is busy.
+
+    What names a machine (host, process, the worker's own name) is for staff only; everybody sees devices and whether
+    they work.
+    """
     try:
         workers = present_workers()
     except (redis.RedisError, OSError):
@@ -68,7 +90,21 @@ def workers_for(user: Someone) -> list[dict[str, Any]]:
     running = {}
     for job in Job.objects.filter(status=Job.Status.RUNNING).select_related("search"):
         running[job.lease_owner.partition("#")[0]] = job
-    return [{**vars(worker), "job": _job(running.get(worker.name), user)} for worker in workers]
+    return [_worker(worker, running.get(worker.name), user) for worker in workers]
+
+
+def _worker(worker: Present, job: Job | None, user: Someone) -> dict[str, Any]:
+    shown = {
+        "device": worker.device,
+        "kind": worker.kind,
+        "description": worker.description,
+        "since": worker.since,
+        "status": "working" if job else "idle",
+        "job": _job(job, user),
+    }
+    if getattr(user, "is_staff", False):
+        shown |= {"name": worker.name, "host": worker.host, "pid": worker.pid}
+    return shown
 
 
 def _job(job: Job | None, user: Someone) -> dict[str, Any] | None:

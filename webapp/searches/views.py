@@ -11,17 +11,20 @@ searches/list.html   `searches`: Search rows, newest first, each with .id .title
                      stock autoregressive) .rounds .trials .get_absolute_url ; `status` (the ?status= filter, or "") ;
                      `page` (Django Page of the same rows: has_previous, has_next, next_page_number, ...).
 searches/new.html    `form` (webapp/searches/forms.py NewSearch: target drafter platform dtype max_prompt_tokens
-                     max_new_tokens prompts budget_seconds budget_trials seed, each with label, help_text, errors;
-                     form.non_field_errors). Status 200, or 422 with errors. `platforms_online`: list of "cpu"/"cuda".
+                     max_new_tokens temperature prompts budget_seconds budget_trials seed, each with label, help_text,
+                     errors; form.non_field_errors). Status 200, or 422 with errors. `platforms_online`: list of "cpu",
+                     "cuda".
 searches/live.html   `search` (a Search row as above), `view` (dict: engine.search.view; embed it with
                      {{ view|json_script:"view" }}), `events` (list of the events so far, JSON-ready, newest 500;
                      {{ events|json_script:"events" }}), `ws_url` ("/ws/searches/7"; the client adds ?after=SEQ and
                      the scheme), `api_url` ("/api/searches/7"; POST api_url/pause, /resume, /cancel with header
                      X-CSRFToken: token of {% csrf_token %}), `bundle_url` ("/searches/7/bundle", always set; it is a
                      404 until view.bundle is set), `control_url` ("/searches/7/" + pause|resume|cancel: plain POST
-                     forms for use without scripts; they answer with a redirect to the page), `worker_online` (bool).
-workers.html         `workers`: list of dicts name, host, device, kind ("cpu"|"cuda"|"control"), description (device's
-                     name), pid, since (datetime), job (dict search, title, url, key, since or None);
+                     forms for use without scripts; they answer with a redirect to the page), `worker_online` (bool),
+                     `trial` (number of the trial whose panel is open, or None: /searches/7/trials/12 is the same page).
+workers.html         `workers`: list of dicts device, kind ("cpu"|"cuda"|"control"), description (device's name), since
+                     (datetime), status ("working"|"idle"), job (dict search, title, url, key, or None), and for staff
+                     name, host, pid;
                      `waiting`: list of dicts where, count (queued jobs nobody works on yet).
 400/403/403_csrf/404/500.html   no context (500 and 404 may not rely on `user`).
 """
@@ -68,10 +71,14 @@ def search_new(request: HttpRequest) -> HttpResponse:
 @require_GET
 @never_cache
 @login_required
-def search_live(request: HttpRequest, pk: int) -> HttpResponse:
+def search_live(request: HttpRequest, pk: int, number: int | None = None) -> HttpResponse:
+    """The page, and with `number` the panel of one trial open in it."""
     search = selectors.search_or_404(request.user, pk)
+    if number is not None:
+        selectors.trial_or_404(search, number)
     context = {
         "search": search,
+        "trial": number,
         "view": PROJECTIONS.view(search.pk),
         "events": selectors.newest_events(search, 500),
         "ws_url": f"/ws/searches/{search.pk}",

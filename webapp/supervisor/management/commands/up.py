@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from engine.errors import UserError
 from engine.search.console import open_screen
+from webapp.supervisor.private import owner_only
 from webapp.supervisor.up import Options, Up
 
 
@@ -33,7 +34,8 @@ class Command(BaseCommand):
         try:
             if options["exit"] and not options["demo"]:
                 raise UserError("--exit needs --demo: without it there is no search to wait for.")
-            status = Up(Options(**chosen), open_screen()).run()
+            with owner_only():
+                status = Up(Options(**chosen), open_screen()).run()
         except UserError as error:
             raise CommandError(error.sentence, returncode=2) from None
         raise SystemExit(status)

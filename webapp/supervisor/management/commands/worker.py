@@ -17,6 +17,7 @@ from engine.errors import UserError
 from webapp.searches.selectors import check_database, database_away
 from webapp.supervisor.broker import answers
 from webapp.supervisor.devices import check_host, choose_devices, device_worker
+from webapp.supervisor.private import owner_only
 from webapp.supervisor.processes import Processes
 
 LOOK_SECONDS = 0.25
@@ -30,6 +31,10 @@ class Command(BaseCommand):
         parser.add_argument("--name", default=socket.gethostname(), help="this machine's name among the workers")
 
     def handle(self, *args: Any, gpus: str, name: str, **options: Any) -> None:
+        with owner_only():
+            self._work(gpus, name)
+
+    def _work(self, gpus: str, name: str) -> None:
         try:
             devices = choose_devices(gpus)
             host = check_host(name)
