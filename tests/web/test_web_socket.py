@@ -255,7 +255,7 @@ async def test_other_paths_are_closed_without_a_word(path: str) -> None:
     _, cookie = await prepare()
     page = Page(1, cookie=cookie, path=path)
     assert await refused(page) == 4404
-    await page.wait(10)
+    await page.disconnect()  # as a server tells after the close
 
 
 @pytest.mark.parametrize(
