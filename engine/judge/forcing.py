@@ -159,7 +159,9 @@ def report(
     free = [answer for answer in distinct if answer.stock is not None]
     first = min(places, key=lambda place: place[1].kind != "error", default=None)
     limit = near_tie_limit(len(gaps), floor)
-    asked = [(answer.probe, answer.text, answer.scores) for answer in distinct if answer.probe is not None]
+    # One answer may come through two sensitive tokens, each of which was asked for by a question that begins alike.
+    probed = {(answer.probe, answer.text): answer for answer in answers}.values()
+    asked = [(answer.probe, answer.text, answer.scores) for answer in probed if answer.probe is not None]
     probing = probes.assess(asked, floor) if asked else None
     tied = [probe.gap for probe, text, _ in asked if probe.zone == "tied" and probe.reached(text.ids)]
     return Forcing(

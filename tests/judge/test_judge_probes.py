@@ -188,8 +188,20 @@ def test_logit_noise_of_a_hundredth_is_found_by_probes_where_plain_text_seldom_s
             for prompt, ids in prompts
         ]  # fmt: skip
         by_text += bool(forcing.objection(forcing.report(texts, floor, STOP, decode)))
-    assert by_probes >= 15
+    assert by_probes >= 10  # of 400 sets of prompts the worst gave 13, the median 19
     assert by_text < by_probes
+
+
+def test_an_answer_through_two_sensitive_tokens_counts_for_both() -> None:
+    seen = toy_seen(random.Random(), 60)
+    floor = toy_floor(seen)
+    one = next(probe for probe in find(seen, floor, STOP, WANT) if probe.zone == "sharp" and len(probe.lead) > 1)
+    other = dataclasses.replace(one, lead=one.lead[:1], choice=one.lead[1])
+    same = [dataclasses.replace(probe, max_new_tokens=12) for probe in (one, other, one)]
+    counted = forcing.report(ask(same, toys.best), floor, STOP, decode)
+    assert counted.probing is not None
+    assert counted.probing.sharp == 2
+    assert counted.tokens == len(toys.greedy(one.prefix, 12, STOP))
 
 
 # Ties
@@ -355,7 +367,7 @@ def sampled_seen(prompt: tuple[int, ...], ids: tuple[int, ...], sampling: Sampli
 def test_seeds_make_ordinary_questions_sensitive(greedy: bool) -> None:
     rng, temperature = random.Random(), 0.7
     seen = []
-    for number in range(12):
+    for number in range(24):
         prompt = tuple(rng.randrange(64) for _ in range(9))
         sampling = None if greedy else Sampling(temperature, rng.getrandbits(63), (number,))
         text: tuple[int, ...] = ()
@@ -380,6 +392,6 @@ def test_seeds_make_ordinary_questions_sensitive(greedy: bool) -> None:
     sharp = [probe for probe in found if probe.zone == "sharp"]  # by chance an ordinary text holds a near-tie too
     assert len(sharp) == WANT.sharp
     natural = [probe for probe in sharp if probe.prefix in {one.prompt_ids for one in seen}]
-    assert len(natural) >= WANT.sharp // 2
+    assert len(natural) >= 2  # of 200 sets of prompts the worst gave 4
     assert {bool(probe.lead) for probe in natural} == {True, False}
     assert all(probe.sampling is not None for probe in natural)
