@@ -16,9 +16,10 @@ is then all the ratios seen, and only clear cases end so early.
 When to stop (`ended`): from `early` pairs on, a comparison ends when the interval's upper end lies under 1; it
 then ends in "slower", so that look cannot make a false gain more likely. It also ends when the interval's lower end
 clears a gain of OBVIOUS_GAIN: no noise that a machine was seen to have makes an equal candidate half as fast again in
-every pair. After `pairs` pairs it ends, unless the median clears the threshold and the interval's lower end does not:
-then it goes on to `most` pairs and is decided there. The share of equal candidates that pass is simulated in the
-tests for exactly this rule.
+every pair. And it ends once so many ratios miss LEAST_GAIN that the median of `pairs` must miss it, whatever the rest
+bring: the verdict is then known. After `pairs` pairs it ends, unless the median clears the threshold and the interval's
+lower end does not: then it goes on to `most` pairs and is decided there. The share of equal candidates that pass is
+simulated in the tests for exactly this rule.
 """
 
 from __future__ import annotations
@@ -145,6 +146,11 @@ def clearly_faster(ratios: NDArray[np.float64], sigma: NDArray[np.float64]) -> N
     return np.asarray(interval(ratios)[0] > needed)
 
 
+def lost(ratios: NDArray[np.float64], pairs: int) -> NDArray[np.bool_]:
+    """Over half of what will be `pairs` ratios miss LEAST_GAIN, so their median will. [..., n] -> [...]"""
+    return np.asarray(np.sum(ratios <= 1.0 + LEAST_GAIN, axis=-1) > pairs // 2)
+
+
 def clears(ratios: NDArray[np.float64], sigma: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Whether the interval's lower end, and whether the median, clear the threshold. [..., n], [...] -> [...]"""
     needed = 1.0 + gain_threshold(sigma, ratios.shape[-1])
@@ -157,7 +163,7 @@ def ended(ratios: NDArray[np.float64], sigma: NDArray[np.float64], rule: PairRul
     if n < rule.early:
         return np.zeros(ratios.shape[:-1], dtype=np.bool_)
     if n < rule.pairs:
-        return clearly_slower(ratios) | clearly_faster(ratios, sigma)
+        return clearly_slower(ratios) | clearly_faster(ratios, sigma) | lost(ratios, rule.pairs)
     if n == rule.pairs:
         low_clears, median_clears = clears(ratios, sigma)
         return low_clears | ~median_clears

@@ -90,11 +90,30 @@ QUIET = [0.001, -0.001]
         ([0.6, 0.7, 1.3, 1.4, 1.5, 1.6, 1.7], False),  # undecided: goes on
         ([0.6, 0.7, 1.3, 1.4, 1.5, 1.6, *[2.0] * 7], False),  # to the end, without another look
         ([0.6, 0.7, 1.3, 1.4, 1.5, 1.6, *[2.0] * 8], True),
+        ([0.99, 1.0, 1.01, 1.2, 1.3], False),  # a median of seven may still be a gain
+        ([0.99, 1.0, 1.01, 1.2, 1.005], True),  # it cannot any more
         ([], False),
     ],
 )
 def test_when_a_comparison_ends(ratios: list[float], end: bool) -> None:
     assert bench.finished(ratios, QUIET, RULE) is end
+
+
+@pytest.mark.parametrize("pairs", [3, 6, 7])
+def test_an_end_for_want_of_a_gain_is_never_too_early(pairs: int) -> None:
+    rng = np.random.default_rng()
+    rule = PairRule(2, pairs, 2 * pairs)
+    seen = np.exp(rng.normal(0.01, 0.03, size=(5000, pairs)))
+    sigma = np.abs(rng.normal(0.0, 0.01, size=5000))
+    gain, median = bench.clears(seen, sigma)
+    soon = 0
+    for n in range(rule.early, pairs):
+        lost = bench.lost(seen[:, :n], pairs)
+        assert not np.any(lost & (gain | median))  # it would have been decided so at `pairs`, too
+        assert np.all(bench.ended(seen[:, :n], sigma, rule)[lost])
+        assert not np.any(lost & bench.clears(seen[:, :n], sigma)[0])
+        soon += int(lost.sum())
+    assert soon > 100
 
 
 def test_rounds_are_balanced_and_stop() -> None:
