@@ -156,14 +156,13 @@ def _judged(state: State) -> list[Trial]:
 
 
 def _confirmation(state: State, trial: Trial) -> Trial | None:
-    return next(
-        (
-            other
-            for other in state.trials.values()
-            if other.kind == "confirm" and other.judgement is not None and trial.number in other.proposal.sources
-        ),
-        None,
+    """The latest confirmation of a trial: an undecided one is measured once more."""
+    confirmations = (
+        other
+        for other in state.trials.values()
+        if other.kind == "confirm" and other.judgement is not None and trial.number in other.proposal.sources
     )
+    return max(confirmations, key=lambda other: other.number, default=None)
 
 
 def _tried(state: State, trial: Trial) -> Tried:

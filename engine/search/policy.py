@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.judge.report import Judgement
+from engine.judge.report import Comparison, Judgement
 from engine.plan import Plan
 from engine.search.events import (
     Body,
@@ -40,6 +40,10 @@ STOCKS = ("autoregressive", "speculative")
 MAX_FAILURES = 2
 MAX_CONFIRMED = 2
 """Winners of a round that are measured again: each costs a trial, and stacking more than two rarely pays."""
+MAX_LOOKS = 2
+"""Confirmations of one winner at most. A second one is for a winner whose first was undecided: on a noisy machine the
+pairs of one trial often cannot prove a gain of a third. An equal candidate must still pass its trial and one of two
+confirmations, each of which noise passes in at most 2 %: far less likely than passing one trial."""
 
 
 @dataclass(frozen=True)
@@ -168,17 +172,43 @@ def _confirm(state: State, current: Round) -> list[Action]:
     confirms = state.of_round(current.number, "confirm")
     waiting = [t for t in confirms if t.judgement is None]
     confirmed = [t for t in confirms if t.accepted]
-    known = {source for t in confirms for source in t.proposal.sources}
-    fresh = [t for t in _winners(state, current, "candidate") if t.number not in known]
-    fresh = fresh[: max(0, MAX_CONFIRMED - len(confirmed) - len(waiting))]
-    if fresh and affordable(state, trials=len(waiting) + 1):
-        proposals = tuple(_confirmation(state, current, t, n) for n, t in enumerate(fresh, start=state.next_trial))
+    winners = _winners(state, current, "candidate")
+    fresh = [t for t in winners if not _looks(confirms, t)]
+    again = [t for t in winners if _is_undecided(_looks(confirms, t))]
+    chosen = [*fresh, *again][: max(0, MAX_CONFIRMED - len(confirmed) - len(waiting))]
+    if chosen and affordable(state, trials=len(waiting) + 1):
+        proposals = tuple(
+            _confirmation(state, current, t, n, bool(_looks(confirms, t)))
+            for n, t in enumerate(chosen, start=state.next_trial)
+        )
         return [_emit(f"confirm:{current.number}:{state.next_trial}", *proposals), *(_run(state, t) for t in waiting)]
     return [_run(state, t) for t in waiting if t.attempts or affordable(state, trials=1)]
 
 
-def _confirmation(state: State, current: Round, winner: Trial, number: int) -> CandidateProposed:
+def _looks(confirms: list[Trial], winner: Trial) -> list[Trial]:
+    """The confirmations of a winner so far."""
+    return [t for t in confirms if winner.number in t.proposal.sources]
+
+
+def _is_undecided(looks: list[Trial]) -> bool:
+    """Whether another look is due: all so far were lossless and showed a gain, which their intervals did not prove."""
+    comparisons = [t.judgement.comparison for t in looks if t.judgement and t.judgement.verdict == "slower"]
+    return 0 < len(looks) < MAX_LOOKS and len(comparisons) == len(looks) and all(map(_shows_gain, comparisons))
+
+
+def _shows_gain(comparison: Comparison | None) -> bool:
+    return comparison is not None and comparison.ratio > 1.0 + comparison.threshold
+
+
+def _confirmation(state: State, current: Round, winner: Trial, number: int, again: bool) -> CandidateProposed:
     proposal = winner.proposal
+    why = (
+        f"Trial {winner.number} won, and the measurement that was to confirm it showed a gain that it could not prove; "
+        "it is measured once more."
+        if again
+        else f"Trial {winner.number} won; it is measured again on fresh prompts, because the best of several "
+        "measurements is also the luckiest."
+    )
     return CandidateProposed(
         trial=number,
         round=current.number,
@@ -189,8 +219,7 @@ def _confirmation(state: State, current: Round, winner: Trial, number: int) -> C
         changes=proposal.changes,
         stage=proposal.stage,
         arm="confirm",
-        rationale=f"Trial {winner.number} won; it is measured again on fresh prompts, because the best of several "
-        "measurements is also the luckiest.",
+        rationale=why,
         predicted=winner.ratio,
         sources=(winner.number,),
     )

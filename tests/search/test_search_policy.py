@@ -22,7 +22,7 @@ from engine.search.events import (
     TrialJudged,
     TrialStarted,
 )
-from engine.search.policy import MAX_CONFIRMED, decide
+from engine.search.policy import MAX_CONFIRMED, MAX_LOOKS, decide
 from engine.search.state import State, fold_all
 from engine.search.stopping import FINAL_COST, gaps_closed, stop_reason
 
@@ -362,6 +362,50 @@ def test_a_winner_by_luck_is_not_adopted_and_the_next_one_gets_its_chance() -> N
     judge(shell, 6, 1.01)
     (action,) = decide(shell.state)
     assert action.events[0].improved is False  # type: ignore[union-attr]
+
+
+def undecided(shell: Shell, number: int, ratio: float = 1.3) -> None:
+    """A confirmation with a gain in its median that its interval does not prove."""
+    found = replace(comparison(ratio, sigma=0.3), threshold=0.04)
+    shell.emit(TrialJudged(number, Judgement("slower", "", forcing=forcing(), comparison=found, seconds=10)))
+
+
+def test_a_gain_that_a_confirmation_could_not_prove_is_measured_once_more() -> None:
+    shell = round_with({1: 1.4}, {1: A})
+    (first,) = emit_next(shell)
+    undecided(shell, 2)
+    (second,) = emit_next(shell)
+    assert (first.sources, second.sources) == ((1,), (1,))
+    assert "fresh prompts" in first.rationale
+    assert "once more" in second.rationale
+    judge(shell, 3, 1.2)
+    assert [a.key for a in decide(shell.state)] == ["standing:3"]
+
+
+def test_nobody_is_measured_until_luck_comes() -> None:
+    shell = round_with({1: 1.4}, {1: A})
+    for number in range(2, 2 + MAX_LOOKS):
+        emit_next(shell)
+        undecided(shell, number)
+    (action,) = decide(shell.state)
+    assert action.events[0].improved is False  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("found", [1.0, 0.8, None])
+def test_a_confirmation_without_a_gain_is_final(found: float | None) -> None:
+    shell = round_with({1: 1.4}, {1: A})
+    emit_next(shell)
+    judge(shell, 2, found)
+    (action,) = decide(shell.state)
+    assert action.events[0].improved is False  # type: ignore[union-attr]
+
+
+def test_winners_not_yet_confirmed_come_before_a_second_look() -> None:
+    shell = round_with({1: 1.3, 2: 1.2, 3: 1.1}, {1: A, 2: B, 3: C})
+    emit_next(shell)
+    undecided(shell, 4)
+    judge(shell, 5, 1.0)
+    assert [c.sources for c in emit_next(shell)] == [(3,), (1,)]
 
 
 def test_without_trials_left_the_best_is_adopted_unstacked() -> None:

@@ -242,6 +242,15 @@ def test_memory_keeps_the_confirmed_ratio_and_every_reason() -> None:
     assert as_json[0]["confirmed"] is True
 
 
+def test_memory_believes_the_latest_confirmation() -> None:
+    script = Script()
+    won = script.judged({"fuse_qkv": True}, "accepted", 1.3)
+    script.judged({"fuse_qkv": True}, "slower", 1.1, kind="confirm", sources=(won,))
+    script.judged({"fuse_qkv": True}, "accepted", 1.2, kind="confirm", sources=(won,))
+    (winner,) = Memory.of(script.state).value("fuse_qkv", True)
+    assert (winner.ratio, winner.confirmed, winner.verdict) == (1.2, True, "accepted")
+
+
 def test_memory_advises_against_what_did_not_pay() -> None:
     script = Script()
     script.judged({"threads": 2}, "lossy", None)
